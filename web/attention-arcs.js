@@ -1,14 +1,15 @@
-// A head's attention as arcs: the tokens from top to bottom, and an arc from each one to those that it looks at.
+// A head's attention as arcs: the tokens from top to bottom, and an arc from each one to those that it looks at. If these are the tokens
+// of another text, they are a column of their own, and the arcs are lines.
 import { element, svg } from "./dom.js";
 
 const ROW = 22;
 const LABEL = 110;
+/** Between the columns of two texts. */
+const GAP = 110;
 const MAX_ARCS = 300;
 const MIN_WEIGHT = 0.04;
 
 export class ArcView {
-  #weights;
-  #labels = [];
   #selected;
   #frame = element("div", { class: "figure-frame arcs", tabindex: "0", role: "group", "aria-label": "Arcs" });
   root = element("figure", { class: "attention-figure" }, element("figcaption", {}, "Arcs"), this.#frame,
@@ -18,47 +19,50 @@ export class ArcView {
     this.#selected = selected;
   }
 
-  show(weights, labels, name) {
-    this.#weights = weights;
-    this.#labels = labels;
-    const height = labels.length * ROW;
-    const room = Math.max(90, Math.min(260, height * 0.42));
+  /** `labels` are those of the rows and of the columns; `isApart` if they are two texts. */
+  show(weights, [rows, columns], name, { isApart = false } = {}) {
+    const height = Math.max(rows.length, columns.length) * ROW;
+    const room = isApart ? GAP : Math.max(90, Math.min(260, height * 0.42));
     const y = (at) => (at + 0.5) * ROW;
-    const rows = labels.map((label, at) => {
-      const text = svg("text", { x: LABEL - 8, y: y(at), "text-anchor": "end", "dominant-baseline": "central", "data-at": at });
+    const column = (labels, attributes, attributesOf) => labels.map((label, at) => {
+      const text = svg("text", { y: y(at), "dominant-baseline": "central", ...attributes, ...attributesOf(at) });
       text.textContent = label.length > 14 ? `${label.slice(0, 13)}…` : label;
-      text.addEventListener("click", () => this.#selected(at));
       return text;
     });
-    const arcs = this.#strongest().map(({ query, key, weight }) => {
-      const bend = Math.min(room, 16 + (query - key) * ROW * 0.42);
-      return svg("path", {
-        d: `M${LABEL} ${y(query)} C${LABEL + bend} ${y(query)} ${LABEL + bend} ${y(key)} ${LABEL} ${y(key)}`,
-        "data-query": query, "stroke-width": (0.75 + 4 * weight).toFixed(2), "stroke-opacity": (0.15 + 0.85 * weight).toFixed(2),
-      });
-    });
-    const drawing = svg("svg", { width: LABEL + room, height, viewBox: `0 0 ${LABEL + room} ${height}`, role: "img", "aria-label": `Attention of ${name} as arcs` },
-      svg("g", { class: "arc-lines", fill: "none" }, arcs), svg("g", { class: "arc-labels" }, rows));
+    const texts = column(rows, { x: LABEL - 8, "text-anchor": "end" }, (at) => ({ "data-at": at }));
+    texts.forEach((text, at) => text.addEventListener("click", () => this.#selected(at)));
+    if (isApart) texts.push(...column(columns, { x: LABEL + GAP + 8, class: "looked-at" }, (at) => ({ "data-key": at })));
+    const curve = (query, key) => {
+      const bend = isApart ? GAP / 2 : Math.min(room, 16 + Math.abs(query - key) * ROW * 0.42);
+      return `M${LABEL} ${y(query)} C${LABEL + bend} ${y(query)} ${LABEL + bend} ${y(key)} ${isApart ? LABEL + GAP : LABEL} ${y(key)}`;
+    };
+    const arcs = strongest(weights, isApart).map(({ query, key, weight }) => svg("path", {
+      d: curve(query, key), "data-query": query, "data-key": key,
+      "stroke-width": (0.75 + 4 * weight).toFixed(2), "stroke-opacity": (0.15 + 0.85 * weight).toFixed(2),
+    }));
+    const width = LABEL + room + (isApart ? LABEL : 0);
+    const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Attention of ${name} as arcs` },
+      svg("g", { class: "arc-lines", fill: "none" }, arcs), svg("g", { class: "arc-labels" }, texts));
     this.#frame.replaceChildren(drawing);
-  }
-
-  /** The arcs that are drawn: those of large weights, the largest first if there are too many. */
-  #strongest() {
-    const found = [];
-    for (let query = 1; query < this.#labels.length; query += 1) {
-      // A token that looks at itself has no arc.
-      for (let key = 0; key < query; key += 1) {
-        const weight = this.#weights.at(query, key);
-        if (weight >= MIN_WEIGHT) found.push({ query, key, weight });
-      }
-    }
-    return found.sort((a, b) => b.weight - a.weight).slice(0, MAX_ARCS);
   }
 
   select(query) {
     for (const arc of this.#frame.querySelectorAll("path")) arc.classList.toggle("is-selected", Number(arc.dataset.query) === query);
-    for (const label of this.#frame.querySelectorAll("text")) label.classList.toggle("is-selected", Number(label.dataset.at) === query);
+    for (const label of this.#frame.querySelectorAll("[data-at]")) label.classList.toggle("is-selected", Number(label.dataset.at) === query);
     const top = query * ROW - this.#frame.clientHeight / 2;
     this.#frame.scrollTop = Math.max(0, top);
   }
+}
+
+/** The arcs that are drawn: those of large weights, the largest first if there are too many. */
+function strongest(weights, isApart) {
+  const found = [];
+  for (let query = 0; query < weights.rows; query += 1) {
+    for (let key = 0; key < weights.columns; key += 1) {
+      const weight = weights.at(query, key);
+      // A token that looks at itself has no arc.
+      if (weight >= MIN_WEIGHT && (isApart || key !== query)) found.push({ query, key, weight });
+    }
+  }
+  return found.sort((a, b) => b.weight - a.weight).slice(0, MAX_ARCS);
 }

@@ -22,26 +22,27 @@ function ramp(canvas) {
 
 /** An image with one pixel per weight; each row is scaled to its largest. */
 function image(weights, colors) {
-  const { size } = weights;
-  const made = new ImageData(size, size);
-  const pixels = new Uint32Array(made.data.buffer).fill(colors[0]);
-  for (let query = 0; query < size; query += 1) {
+  const { rows, columns } = weights;
+  const made = new ImageData(columns, rows);
+  const pixels = new Uint32Array(made.data.buffer);
+  for (let query = 0; query < rows; query += 1) {
     const scale = 255 / (weights.largest(query) || 1);
-    for (let key = 0; key <= query; key += 1) pixels[query * size + key] = colors[Math.round(weights.at(query, key) * scale)];
+    for (let key = 0; key < columns; key += 1) pixels[query * columns + key] = colors[Math.round(weights.at(query, key) * scale)];
   }
   return made;
 }
 
-function drawImage(context, pixels, x, y, side) {
+function drawImage(context, pixels, at, [width, height]) {
   const small = new OffscreenCanvas(pixels.width, pixels.height);
   small.getContext("2d").putImageData(pixels, 0, 0);
-  context.imageSmoothingEnabled = pixels.width > side;
-  context.drawImage(small, x, y, side, side);
+  context.imageSmoothingEnabled = pixels.width > width || pixels.height > height;
+  context.drawImage(small, at, at, width, height);
 }
 
 export class HeatMap {
   #weights;
-  #labels = [];
+  /** Of the rows and of the columns. */
+  #labels = [[], []];
   #cell = 1;
   #margin = 0;
   #query = 0;
@@ -54,11 +55,11 @@ export class HeatMap {
     this.#canvas.addEventListener("pointerleave", () => { this.#readout.textContent = this.#hint(); });
     this.#canvas.addEventListener("click", (event) => {
       const { query } = this.#cellAt(event);
-      if (query >= 0 && query < this.#labels.length) selected(query);
+      if (query >= 0 && query < this.#labels[0].length) selected(query);
     });
     this.#canvas.addEventListener("keydown", (event) => {
       const to = this.#query + ({ ArrowDown: 1, ArrowUp: -1 }[event.key] ?? NaN);
-      if (!(to >= 0 && to < this.#labels.length)) return;
+      if (!(to >= 0 && to < this.#labels[0].length)) return;
       event.preventDefault();
       selected(to);
     });
@@ -66,7 +67,7 @@ export class HeatMap {
 
   /** Draws a map without labels into `canvas`. */
   static drawSmall(canvas, weights) {
-    drawImage(canvas.getContext("2d"), image(weights, ramp(canvas)), 0, 0, canvas.width);
+    drawImage(canvas.getContext("2d"), image(weights, ramp(canvas)), 0, [canvas.width, canvas.height]);
   }
 
   show(weights, labels, name) {
@@ -88,27 +89,27 @@ export class HeatMap {
   }
 
   #draw() {
-    const size = this.#labels.length;
-    if (!this.#weights || size === 0) return;
+    const [rows, columns] = this.#labels.map(({ length }) => length);
+    if (!this.#weights || rows === 0) return;
     // Without the frame's padding and border.
     const room = Math.max(240, this.root.clientWidth || 480) - 20;
-    const withLabels = (room - 84) / size >= LABELS_FROM;
+    const withLabels = (room - 84) / columns >= LABELS_FROM;
     this.#margin = withLabels ? 84 : 0;
-    this.#cell = Math.min(MAX_CELL, Math.max(withLabels ? LABELS_FROM : 1, Math.floor((room - this.#margin) / size)));
-    const side = this.#cell * size;
+    this.#cell = Math.min(MAX_CELL, Math.max(withLabels ? LABELS_FROM : 1, Math.floor((room - this.#margin) / columns)));
+    const sides = [this.#cell * columns, this.#cell * rows];
     const scale = devicePixelRatio;
     // The mark of the chosen row is around it.
-    const total = side + this.#margin + 2;
-    Object.assign(this.#canvas, { width: total * scale, height: total * scale });
-    this.#canvas.style.width = `${total}px`;
-    this.#canvas.style.height = `${total}px`;
+    const [width, height] = sides.map((side) => side + this.#margin + 2);
+    Object.assign(this.#canvas, { width: width * scale, height: height * scale });
+    this.#canvas.style.width = `${width}px`;
+    this.#canvas.style.height = `${height}px`;
     const context = this.#canvas.getContext("2d");
     context.scale(scale, scale);
-    drawImage(context, image(this.#weights, ramp(this.#canvas)), this.#margin, this.#margin, side);
+    drawImage(context, image(this.#weights, ramp(this.#canvas)), this.#margin, sides);
     if (withLabels) this.#drawLabels(context);
     context.strokeStyle = getComputedStyle(this.#canvas).color;
     context.lineWidth = 1.5;
-    context.strokeRect(this.#margin - 0.5, this.#margin + this.#query * this.#cell - 0.5, side + 1, this.#cell + 1);
+    context.strokeRect(this.#margin - 0.5, this.#margin + this.#query * this.#cell - 0.5, sides[0] + 1, this.#cell + 1);
   }
 
   #drawLabels(context) {
@@ -116,14 +117,15 @@ export class HeatMap {
     context.font = font;
     context.fillStyle = borderColor;
     context.textBaseline = "middle";
-    this.#labels.forEach((label, at) => {
-      const place = this.#margin + (at + 0.5) * this.#cell;
-      context.textAlign = "right";
-      context.fillText(shortened(label), this.#margin - 4, place);
+    const [rows, columns] = this.#labels;
+    const placeOf = (at) => this.#margin + (at + 0.5) * this.#cell;
+    context.textAlign = "right";
+    rows.forEach((label, at) => context.fillText(shortened(label), this.#margin - 4, placeOf(at)));
+    context.textAlign = "left";
+    columns.forEach((label, at) => {
       context.save();
-      context.translate(place, this.#margin - 4);
+      context.translate(placeOf(at), this.#margin - 4);
       context.rotate(-Math.PI / 2);
-      context.textAlign = "left";
       context.fillText(shortened(label), 0, 0);
       context.restore();
     });
@@ -135,9 +137,9 @@ export class HeatMap {
   }
 
   #read({ query, key }) {
-    const size = this.#labels.length;
-    if (query < 0 || key < 0 || query >= size || key >= size) return;
-    const said = key > query ? "comes later, so it cannot be seen" : `${(this.#weights.at(query, key) * 100).toFixed(1)} %`;
-    this.#readout.textContent = `${this.#labels[query]} looks at ${this.#labels[key]}: ${said}`;
+    const [rows, columns] = this.#labels;
+    if (query < 0 || key < 0 || query >= rows.length || key >= columns.length) return;
+    const said = this.#weights.hides(query, key) ? "comes later, so it cannot be seen" : `${(this.#weights.at(query, key) * 100).toFixed(1)} %`;
+    this.#readout.textContent = `${rows[query]} looks at ${columns[key]}: ${said}`;
   }
 }

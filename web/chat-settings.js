@@ -1,7 +1,7 @@
 // The settings of a conversation: system prompt, presets and sampling parameters, the answer's format, tools.
 import { element, fitHeight } from "./dom.js";
 import { ParameterForm } from "./parameter-form.js";
-import { PRESETS } from "./parameters.js";
+import { PRESETS, THINKING } from "./parameters.js";
 import { keep, setting } from "./settings.js";
 
 /** The formats of an answer, with an example of the definition for those that have one. */
@@ -15,6 +15,9 @@ const FORMATS = {
 };
 
 const TOOLS_EXAMPLE = '[{"type": "function", "function": {\n  "name": "weather",\n  "description": "The weather in a city",\n  "parameters": {"type": "object", "required": ["city"],\n    "properties": {"city": {"type": "string"}}}}}]';
+
+/** Parameters that a preset does not change. */
+const KEPT = ["max_tokens", "stop", "seed", ...THINKING.parameters.map(({ name }) => name)];
 
 /** The settings of a new conversation: those that were last in use. */
 export const initialSettings = () => setting("chat", {});
@@ -52,6 +55,7 @@ export const isJson = ({ format } = {}) => ["json_object", "json_schema"].includ
 /** The form. `changed(settings)` is called when a person changes something that can be read. */
 export class SettingsForm {
   #parameters = new ParameterForm({ changed: () => this.#changed() });
+  #thinking = new ParameterForm({ groups: [THINKING], changed: () => this.#changed() });
   #changedTo;
   #system = element("textarea", { id: "system", rows: 3, placeholder: "None: the chat template decides" });
   #preset = element("select", { id: "preset" });
@@ -73,6 +77,7 @@ export class SettingsForm {
       element("label", { for: "preset" }, "Preset"), this.#preset, this.#presetHelp,
       this.#error,
       element("h3", {}, "Sampling"), ...this.#parameters.elements(),
+      element("details", { class: "parameter-group" }, element("summary", {}, THINKING.title), ...this.#thinking.elements()),
       element("details", { class: "parameter-group" }, element("summary", {}, "Format of the answer"),
         element("label", { for: "format" }, "Format"), this.#format, this.#formatText,
         help("format-help", "Decoding is constrained, so that the answer always follows the format.")),
@@ -90,9 +95,8 @@ export class SettingsForm {
   #usePreset() {
     const preset = PRESETS.find(({ name }) => name === this.#preset.value);
     if (preset === undefined) return;
-    // A preset does not change the length limit, the stop strings and the seed.
-    const { max_tokens, stop, seed } = this.#parameters.values();
-    this.#parameters.show({ max_tokens, stop, seed, ...preset.values });
+    const kept = Object.entries(this.#parameters.values()).filter(([name]) => KEPT.includes(name));
+    this.#parameters.show({ ...Object.fromEntries(kept), ...preset.values });
     this.#changed();
   }
 
@@ -113,7 +117,7 @@ export class SettingsForm {
   #settings() {
     return {
       system: this.#system.value,
-      parameters: this.#parameters.values(),
+      parameters: { ...this.#parameters.values(), ...this.#thinking.values() },
       format: { kind: this.#format.value, text: this.#formatText.value },
       tools: this.#tools.value,
       toolChoice: this.#toolChoice.value,
@@ -122,7 +126,7 @@ export class SettingsForm {
 
   /** Shows what follows from the settings: the preset that they match, and the fields that apply to the format. */
   #show({ parameters = {} }) {
-    const own = Object.fromEntries(Object.entries(parameters).filter(([name]) => !["max_tokens", "stop", "seed"].includes(name)));
+    const own = Object.fromEntries(Object.entries(parameters).filter(([name]) => !KEPT.includes(name)));
     const same = (values) => JSON.stringify(Object.entries(values).sort()) === JSON.stringify(Object.entries(own).sort());
     const preset = PRESETS.find(({ values }) => same(values));
     this.#preset.value = preset?.name ?? "";
@@ -137,6 +141,7 @@ export class SettingsForm {
   show(settings) {
     this.#system.value = settings.system ?? "";
     this.#parameters.show(settings.parameters ?? {});
+    this.#thinking.show(settings.parameters ?? {});
     this.#format.value = settings.format?.kind in FORMATS ? settings.format.kind : "text";
     this.#formatText.value = settings.format?.text ?? "";
     this.#tools.value = settings.tools ?? "";

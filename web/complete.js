@@ -3,7 +3,7 @@ import { address, streamCompletion } from "./api.js";
 import { byId, switchButtons } from "./dom.js";
 import { hasKey } from "./key.js";
 import { phrases, seconds, Stopwatch } from "./measure.js";
-import { modelId, models } from "./models.js";
+import { isEncoderDecoder, modelId, models } from "./models.js";
 import { ParameterForm } from "./parameter-form.js";
 import { keep, setting } from "./settings.js";
 import { snippets } from "./snippets.js";
@@ -104,7 +104,7 @@ export function start(frame) {
     changed();
     complete();
   });
-  byId("inspect-completion").addEventListener("click", () => frame.open("inspect", { text: wholeText() }));
+  byId("inspect-completion").addEventListener("click", () => frame.open("inspect", isEncoderDecoder() ? { text: byId("given").textContent, target: byId("completion").textContent } : { text: wholeText() }));
   byId("complete").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();

@@ -5,14 +5,14 @@ import { byId, element, fitHeight } from "./dom.js";
 import { TokenView } from "./inspect-tokens.js";
 import { LogitLens } from "./logit-lens.js";
 import { count, plural } from "./measure.js";
-import { modelId } from "./models.js";
+import { isEncoderDecoder, modelId, models } from "./models.js";
 import { tabs } from "./tabs.js";
 import { meanLogprob } from "./text-statistics.js";
 
 const TOP = 10;
 
 let ui;
-/** What is inspected: `{ input }` or `{ messages, add_generation_prompt }`, and what a person calls it. */
+/** What is inspected: `{ input }`, `{ input, target }` or `{ messages, add_generation_prompt }`, and what a person calls it. */
 let source = null;
 /** The inspected sources before this one: continuing from an alternative adds one. */
 const before = [];
@@ -49,6 +49,11 @@ async function inspect(selected) {
   ui.status.textContent = "Inspecting…";
   ui.start.disabled = true;
   try {
+    if (isEncoderDecoder() && source.fields.input !== undefined && source.fields.target === undefined) {
+      const target = await written({ prompt: source.fields.input }, signal);
+      if (signal.aborted) return true;
+      source = { fields: { ...source.fields, target: target.length > 0 ? target : "" }, name: "The target is what the model wrote" };
+    }
     const found = await inspection(request({ top_logprobs: TOP }), signal);
     if (signal.aborted) return true;
     result = found;
@@ -64,18 +69,27 @@ async function inspect(selected) {
   }
 }
 
+/** The tokens with which the model continues. */
+async function written(fields, signal) {
+  const answer = await completion({
+    model: modelId(), return_token_ids: true, max_tokens: ui.length.valueAsNumber || 24, temperature: Number(ui.temperature.value) || 0, ...fields,
+  }, signal);
+  return answer.choices[0].token_ids ?? [];
+}
+
 function showResult(selected) {
   const logprobs = result.tokens.map(({ logprob }) => logprob).filter((each) => each !== null);
   const mean = meanLogprob(logprobs);
   const parts = [plural(result.tokens.length, "token"), plural(result.layer_count, "layer"), `${plural(result.head_count, "head")} each`];
   if (mean !== null) parts.push(`mean log-probability ${mean.toFixed(2).replace("-", "−")}`, `perplexity ${count(Number(Math.exp(-mean).toPrecision(3)))}`);
+  if (result.source) parts.push(`source: ${plural(result.source.tokens.length, "token")}, ${plural(result.source.layer_count, "layer")}`);
   ui.status.textContent = parts.join(" · ");
   ui.result.hidden = false;
   ui.back.hidden = before.length === 0;
   ui.source.textContent = source.name;
   // While another text is inspected, the views still belong to this one.
   const shown = source;
-  ui.attention.reset(result, (layers) => inspection(request({ top_logprobs: 0, attention: { layers } }, shown)));
+  ui.attention.reset(result, (attention) => inspection(request({ top_logprobs: 0, attention }, shown)));
   ui.lens.reset(result, () => inspection(request({ top_logprobs: 0, logit_lens: { top: 3 } }, shown)));
   ui.tokens.show(result, selected);
 }
@@ -86,13 +100,13 @@ async function branch(at, token) {
   const signal = newSignal();
   ui.status.textContent = "Continuing…";
   try {
-    const answer = await completion({
-      model: modelId(), prompt: ids, return_token_ids: true, max_tokens: ui.length.valueAsNumber || 24, temperature: Number(ui.temperature.value) || 0,
-    }, signal);
+    const { input, target } = source.fields;
+    const more = await written(target === undefined ? { prompt: ids } : { prompt: input, decoder_prompt: ids }, signal);
     if (signal.aborted) return;
     const text = JSON.stringify(token.token);
     before.push({ source, selected: at });
-    source = { fields: { input: [...ids, ...(answer.choices[0].token_ids ?? [])] }, name: `Continued from ${text} at token ${at + 1}` };
+    const continued = [...ids, ...more];
+    source = { fields: target === undefined ? { input: continued } : { input, target: continued }, name: `Continued from ${text} at token ${at + 1}` };
     if (!(await inspect(at))) source = before.pop().source;
   } catch (error) {
     if (signal.aborted) return;
@@ -108,15 +122,26 @@ function back() {
   inspect(last.selected);
 }
 
-function useText(text) {
+/** The fields' text, with the target if there is one. */
+function useText() {
   before.length = 0;
-  source = { fields: { input: text }, name: "" };
+  const target = isEncoderDecoder() && ui.target.value !== "" ? { target: ui.target.value } : {};
+  source = { fields: { input: ui.text.value, ...target }, name: "" };
+}
+
+/** Shows the fields that the model has. */
+function showFields() {
+  const isPair = isEncoderDecoder();
+  ui.targetField.hidden = !isPair;
+  ui.textLabel.textContent = isPair ? "Source" : "Text";
 }
 
 function build() {
   const number = (attributes) => element("input", { type: "number", step: "any", ...attributes });
   ui = {
     text: element("textarea", { id: "inspect-text", rows: 3, spellcheck: "false" }),
+    textLabel: element("label", { for: "inspect-text" }, "Text"),
+    target: element("textarea", { id: "inspect-target", rows: 2, spellcheck: "false", "aria-describedby": "inspect-target-help" }),
     start: element("button", { type: "submit", class: "button primary" }, "Inspect"),
     back: element("button", { type: "button", class: "quiet-button", onclick: back, hidden: true }, "Back to the text before"),
     source: element("span", { class: "quiet" }),
@@ -133,14 +158,16 @@ function build() {
     ui.lens.select(at);
   } });
   ui.text.value = "The fox lost her lamp in the forest. The fox looked for her lamp";
-  ui.text.addEventListener("input", () => fitHeight(ui.text));
+  ui.targetField = element("div", { hidden: true }, element("label", { for: "inspect-target" }, "Target"), ui.target,
+    element("p", { class: "help", id: "inspect-target-help" }, "What the model may have written about the source. If it is empty, the model writes it."));
+  for (const area of [ui.text, ui.target]) area.addEventListener("input", () => fitHeight(area));
   const form = element("form", { class: "inspect-form", onsubmit: (event) => {
     event.preventDefault();
-    useText(ui.text.value);
+    useText();
     inspect();
   } },
   element("p", { class: "intro" }, "See how likely the model found each token, what else it considered, and where its layers look."),
-  element("label", { for: "inspect-text" }, "Text"), ui.text,
+  ui.textLabel, ui.text, ui.targetField,
   element("p", { class: "actions" }, ui.start, ui.back, ui.source), ui.error, ui.status);
 
   const list = element("div", { class: "small-tabs", role: "tablist", "aria-label": "Views of the layers" });
@@ -163,18 +190,21 @@ function build() {
 
 export function start() {
   build();
+  showFields();
+  models.addEventListener("change", showFields);
   byId("inspect").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      useText(ui.text.value);
+      useText();
       inspect();
     }
   });
   return {
     /** A text or a conversation from another tab. */
-    receive({ text, messages }) {
+    receive({ text, target = "", messages }) {
       if (text !== undefined) {
         ui.text.value = text;
-        useText(text);
+        ui.target.value = target;
+        useText();
       } else {
         before.length = 0;
         source = { fields: { messages, add_generation_prompt: false }, name: `A conversation of ${plural(messages.length, "message")}` };

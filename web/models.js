@@ -18,6 +18,8 @@ export const modelId = () => chosen;
 const modelInfo = (id = chosen) => list.find((model) => model.id === id);
 /** The context length in tokens, if known. */
 export const contextLength = (id) => modelInfo(id)?.max_model_len ?? modelInfo(id)?.meta?.n_ctx_train;
+/** Whether the model reads a source and writes a text about it. */
+export const isEncoderDecoder = () => modelInfo()?.meta?.kind === "encoder-decoder";
 /** Whether the model can chat: false only if the server says that it has no chat template. */
 export const canChat = () => chats !== false;
 

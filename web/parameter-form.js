@@ -73,15 +73,15 @@ function stepByKeys(field, defaultOf) {
   });
 }
 
-/** Fields for `names` (all parameters if not given), in groups. `changed` is called when a person changes a value. */
+/** Fields for `names` (all parameters of `groups` if not given), in groups. `changed` is called when a person changes a value. */
 export class ParameterForm {
   #fields = new Map();
   #groups = [];
   #defaults = {};
 
-  constructor({ names, changed = () => {} } = {}) {
+  constructor({ groups = GROUPS, names, changed = () => {} } = {}) {
     forms += 1;
-    for (const { title, parameters } of GROUPS) {
+    for (const { title, parameters } of groups) {
       const wanted = parameters.filter(({ name }) => names === undefined || names.includes(name));
       if (wanted.length > 0) this.#groups.push({ title, rows: wanted.map((parameter) => this.#row(parameter, changed)) });
     }

@@ -84,6 +84,12 @@ export const GROUPS = [
   ] },
 ];
 
+/** What a model thinks before it answers: in chats only. */
+export const THINKING = { title: "Thinking", parameters: [
+  choice("reasoning_effort", "Thinking effort", "How much the model thinks before it answers, where its chat template can choose; none turns thinking off.", { values: ["none", "minimal", "low", "medium", "high", "xhigh", "max"] }),
+  number("thinking_token_budget", "Thinking budget", "Maximum number of tokens of thoughts; then the answer begins. Only for models that think; -1 is no limit.", 64),
+] };
+
 export const PARAMETERS = GROUPS.flatMap((group) => group.parameters);
 export const parameter = (name) => PARAMETERS.find((each) => each.name === name);
 

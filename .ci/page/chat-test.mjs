@@ -191,6 +191,26 @@ pageTest("Chat: settings are sent as parameters and a JSON answer is formatted",
   assert.equal(await page.getByLabel("System prompt").inputValue(), "Answer in JSON.");
 });
 
+pageTest("Chat: effort and budget of thinking are sent, a preset keeps them, and the budget is no parameter of completions", {
+  prepare: (server) => { server.reply = () => ({ deltas: [{ reasoning_content: "A fox has **four** legs." }, { content: "Four." }] }); },
+}, async ({ page, server, shoot }) => {
+  await page.getByRole("button", { name: "Settings" }).click();
+  await page.getByText("Thinking", { exact: true }).click();
+  await page.getByLabel("Thinking effort").selectOption("low");
+  await page.getByLabel("Thinking budget").fill("40");
+  assert.equal(await page.getByLabel("Preset").inputValue(), "Model defaults");
+  await page.getByLabel("Preset").selectOption("Exact");
+  await ask(page, "How many legs?");
+  const { reasoning_effort, thinking_token_budget, temperature } = server.sent("/v1/chat/completions")[0];
+  assert.deepEqual({ reasoning_effort, thinking_token_budget, temperature }, { reasoning_effort: "low", thinking_token_budget: 40, temperature: 0 });
+  await shoot("thinking");
+  await page.reload();
+  assert.equal(await page.getByLabel("Thinking budget").inputValue(), "40");
+  assert.equal(await page.getByLabel("Thinking effort").inputValue(), '"low"');
+  await page.getByRole("tab", { name: "Complete" }).click();
+  assert.equal(await page.locator("#complete-parameters").getByLabel("Thinking budget").count(), 0);
+});
+
 pageTest("Chat: conversations are searched, renamed, deleted, exported and imported", {}, async ({ page, shoot }) => {
   for (const text of ["About foxes", "About lamps"]) {
     await page.getByRole("button", { name: "New chat" }).click();

@@ -205,6 +205,65 @@ pageTest("Inspect: shows attention as heat map and arcs, and the logit lens", { 
   await shoot("logit-lens");
 });
 
+const asPair = (server) => { server.models[0].meta.kind = "encoder-decoder"; };
+
+pageTest("Inspect: shows what target and source of an encoder-decoder attend to", { at: "#inspect", prepare: asPair }, async ({ page, server, shoot }) => {
+  await page.locator("#model", { hasText: "stand-in" }).waitFor();
+  await page.getByLabel("Source", { exact: true }).fill("the small house has a roof");
+  await page.getByLabel("Target", { exact: true }).fill("das kleine Haus hat");
+  await page.getByRole("button", { name: "Inspect", exact: true }).click();
+  await page.locator(".head").first().waitFor();
+  assert.deepEqual(server.sent("/v1/inspect").map(({ input, target, attention }) => [input, target, attention]), [
+    ["the small house has a roof", "das kleine Haus hat", undefined], ["the small house has a roof", "das kleine Haus hat", { layers: [0], encoder_layers: [] }]]);
+  const text = page.locator(".attention .attention-text");
+  await page.locator(".token").nth(3).click();
+  assert.equal(await text.innerText(), "·Haus attends to ·has 100 %");
+  assert.equal(await page.locator(".arc-lines path").count(), 5);
+  assert.equal(await page.locator(".arc-lines path.is-selected").getAttribute("data-key"), "3");
+  assert.deepEqual(await page.locator(".arc-labels .looked-at").allTextContents(), ["the", "·small", "·house", "·has", "·a", "·roof"]);
+  // Five rows and six columns.
+  const sizes = () => page.locator("canvas.heat-map").evaluate((canvas) => [canvas.width - 86, canvas.height - 86]);
+  assert.deepEqual(await sizes(), [6 * 22, 5 * 22]);
+  await page.locator("canvas.heat-map").hover({ position: { x: 84 + 5 * 22 + 11, y: 84 + 11 } });
+  assert.equal(await page.locator(".readout").first().innerText(), "<start> looks at ·roof: 0.0 %");
+  await shoot("inspect-cross");
+
+  await page.getByLabel("From what to what").selectOption("Source to source (encoder)");
+  await page.waitForFunction(() => document.querySelector("canvas.heat-map").getAttribute("aria-label").includes("encoder"));
+  assert.deepEqual(server.sent("/v1/inspect").at(-1).attention, { layers: [], encoder_layers: [0] });
+  assert.deepEqual(await sizes(), [6 * 22, 6 * 22]);
+  await page.locator(".arc-labels text").nth(1).click();
+  assert.equal(await text.innerText(), "·small attends to ·roof 75 %, ·small 25 %", "the encoder looks both ways");
+  assert.equal(await page.locator(".token[aria-pressed=true]").innerText(), " Haus", "the chosen token of the target stays");
+  await page.getByLabel("Layer", { exact: true }).selectOption("3");
+  await page.waitForFunction(() => document.querySelector("canvas.heat-map").getAttribute("aria-label").includes("layer 3"));
+  await shoot("inspect-encoder");
+
+  await page.getByLabel("From what to what").selectOption("Target to target (decoder)");
+  await page.waitForFunction(() => document.querySelector("canvas.heat-map").getAttribute("aria-label").includes("layer 2"));
+  assert.equal(await text.innerText(), "·Haus attends to <start> 50 %, ·Haus 50 %");
+
+  // Without a target, the model writes it.
+  await page.getByLabel("Target", { exact: true }).fill("");
+  await page.getByRole("button", { name: "Inspect", exact: true }).click();
+  await page.getByText("The target is what the model wrote").waitFor();
+  assert.deepEqual(server.sent("/v1/completions").map(({ prompt, max_tokens: most }) => [prompt, most]), [["the small house has a roof", 24]]);
+  assert.deepEqual(server.sent("/v1/inspect").filter(({ attention }) => !attention).at(-1).target, [100, 101, 102]);
+  await page.locator(".token").nth(2).click();
+  await page.locator(".alternative").last().click();
+  await page.getByText(/^Continued from/).waitFor();
+  const { prompt, decoder_prompt: begun } = server.sent("/v1/completions").at(-1);
+  assert.deepEqual([prompt, begun.length], ["the small house has a roof", 3]);
+});
+
+pageTest("Inspect: opens a completion of an encoder-decoder as source and target", { prepare: asPair }, async ({ page, server }) => {
+  await page.getByRole("tab", { name: "Complete" }).click();
+  await complete(page);
+  await page.getByRole("button", { name: "Inspect tokens" }).click();
+  await page.locator(".token").first().waitFor();
+  assert.deepEqual(server.sent("/v1/inspect")[0].target, " there was 16");
+});
+
 pageTest("Inspect: opens from a chat answer and from a completion", {}, async ({ page, server }) => {
   await ask(page, "Hello");
   await page.locator(".message.assistant").getByRole("button", { name: "Inspect tokens" }).click();

@@ -6,7 +6,7 @@ use hearth_model::{
     Result, TokenId,
     decode::sampling::{
         LogitRow,
-        beam::{BeamKind, BeamParams, BeamSearch, Hypothesis},
+        beam::{BeamKind, BeamParams, BeamRules, BeamSearch, Hypothesis},
     },
     text::tokenizer::Tokenizer,
 };
@@ -60,6 +60,7 @@ impl Beams {
             min_tokens: parts.stop.min_tokens,
             max_tokens: parts.stop.max_tokens,
             n_top: parts.logprobs,
+            rules: BeamRules::of(&parts.sampling, &parts.own_prompt_ids()),
         };
         Self {
             search: BeamSearch::new(params),

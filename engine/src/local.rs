@@ -121,6 +121,7 @@ impl LocalEngine {
         let n_states = n_running_states(max_batch_size) + KEPT_STATES_LOCALLY;
         let mut runner = ModelRunner::with_states(gpt, n_pages, n_states, kv_dtype)?;
         runner.capture_steps();
+        runner.go_ahead();
         let limits_of_steps = Limits {
             max_batch_size,
             max_batch_tokens: max_batch_tokens.max(max_batch_size).max(longest_prompt),

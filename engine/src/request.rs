@@ -200,6 +200,13 @@ impl RequestParts {
     }
 }
 
+/// The tokens with which the decoder of an encoder-decoder begins, if they are given: as in vLLM, with the first token of `start`, those
+/// that the model's files name, or without it.
+pub fn begun_by(start: &[TokenId], given: Vec<TokenId>) -> Vec<TokenId> {
+    let first = start.first().filter(|first| given.first() != Some(first));
+    first.copied().into_iter().chain(given).collect()
+}
+
 /// A valid request.
 #[derive(Clone, Debug)]
 pub struct EngineRequest(RequestParts);
@@ -378,6 +385,8 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
     }
     let neutral = SamplingParams::default();
+    // What excludes or penalizes tokens has a meaning for the most likely answers, as in `transformers`.
+    let is_drawn = matches!(kind, BeamKind::Stochastic { .. });
     // Lists all fields, so that a new one is not forgotten.
     let SamplingParams {
         temperature: _,
@@ -415,7 +424,7 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("prompt_logprobs", parts.prompt_logprobs.is_some()),
         ("max_tokens", parts.stop.max_tokens == 0),
         ("logit_bias", *logit_bias != neutral.logit_bias),
-        ("repetition_penalty", *repetition_penalty != neutral.repetition_penalty),
+        ("repetition_penalty", is_drawn && *repetition_penalty != neutral.repetition_penalty),
         ("presence_penalty", *presence_penalty != neutral.presence_penalty),
         ("frequency_penalty", *frequency_penalty != neutral.frequency_penalty),
         ("top_k", *top_k != neutral.top_k),
@@ -433,10 +442,10 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("mirostat", mirostat.is_some()),
         ("adaptive_target", adaptive_p.is_some()),
         ("encoder_repetition_penalty", *prompt_bonus != neutral.prompt_bonus),
-        ("no_repeat_ngram_size", *no_repeat_ngram_size != neutral.no_repeat_ngram_size),
+        ("no_repeat_ngram_size", is_drawn && *no_repeat_ngram_size != neutral.no_repeat_ngram_size),
         ("dry_multiplier", *dry_multiplier != neutral.dry.multiplier),
         ("allowed_token_ids", allowed_token_ids.is_some()),
-        ("bad_words", !bad_words.is_empty()),
+        ("bad_words", is_drawn && !bad_words.is_empty()),
         ("samplers", *samplers != neutral.samplers),
         ("logprobs_mode", parts.logprobs_mode != LogprobsMode::default()),
         ("logprobs_of", parts.logprobs_of.is_some()),

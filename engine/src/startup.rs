@@ -221,7 +221,11 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         prompts: loaded.prompts,
         classifier: loaded.classifier,
     };
-    let runner = warmed_up(loaded.gpt, [n_pages, n_states], kv_dtype, options)?;
+    let mut runner = warmed_up(loaded.gpt, [n_pages, n_states], kv_dtype, options)?;
+    if speculator.is_none() {
+        // Drafts come between a step and the next.
+        runner.go_ahead();
+    }
     // Returns memory that loading used to the system.
     ops::give_back_memory();
     Ok(Prepared { model, adapters, compute: Compute { runner, kv_dtype, speculator, limits } })

@@ -329,6 +329,8 @@ pub enum Positions {
     /// A learned number for each head and bucket of distances is added to scores; all layers share them
     /// ([T5](https://arxiv.org/abs/1910.10683), 2.1).
     Relative(RelativeBuckets),
+    /// The same with numbers of its own in each layer ([UMT5](https://arxiv.org/abs/2304.09151)).
+    RelativeByLayer(RelativeBuckets),
     /// Both: learned vectors, and numbers for distances ([MPNet](https://arxiv.org/abs/2004.09297)).
     LearnedAndRelative(RelativeBuckets),
 }

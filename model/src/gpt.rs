@@ -72,7 +72,7 @@ modules! {
         pos_embed: Option<Embedding>,
         type_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
-        // Of distances, in all layers.
+        // Of distances, in all layers; some models have them in each attention.
         relative: Option<Relative>,
         per_layer: Option<PerLayerInputs>,
         encoder: Option<Encoder>,
@@ -140,6 +140,7 @@ modules! {
         k_norm: Option<Norm>,
         v_norm: Option<Norm>,
         sinks: Option<Vector>,
+        relative: Option<Relative>,
         out: Linear,
     }
 
@@ -456,6 +457,9 @@ fn initial_values(spec: &ParamSpec, seed: u64, tensor: u32) -> TensorData {
 impl Block {
     /// The residual stream `x [n_rows, d_model]` after the block.
     fn forward(&self, layer: usize, x: Tensor<2>, config: &GptConfig, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        if let Some(relative) = self.attn.as_ref().and_then(|attention| attention.relative.as_ref()) {
+            pass.add_relative(relative);
+        }
         let adapters = pass.adapters();
         let block = &self.operands(layer, config, pass.dropout_seed(), &adapters, pass.per_layer_input(layer));
         match pass.paged(layer) {

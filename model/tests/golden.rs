@@ -420,6 +420,12 @@ pub(crate) fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
             });
         }
     }
+    if let Some(buckets) = config.positions.own_buckets() {
+        mutate("positions.max_distance", &|c| {
+            c.positions =
+                Positions::RelativeByLayer(RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets });
+        });
+    }
     if let Positions::Relative(buckets) = config.positions {
         mutate("relative.max_distance", &|c| {
             c.positions = Positions::Relative(RelativeBuckets { max_distance: 2 * buckets.max_distance, ..buckets });

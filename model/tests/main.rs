@@ -12,6 +12,7 @@ mod gguf;
 mod gguf_export;
 mod golden;
 mod golden_cases;
+mod gpu_refusals;
 mod hub;
 mod hub_models;
 mod kv_cache;

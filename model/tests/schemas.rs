@@ -490,6 +490,34 @@ fn wrong_keywords_are_errors_at_their_path() {
     check(&compiler, fine, &["\"ab\""], &["\"a\""]);
 }
 
+/// Generators of schemas write the largest integer of their language where there is no maximum.
+#[test]
+fn sizes_beyond_all_texts_are_no_maximum_and_no_possible_minimum() {
+    let compiler = compiler();
+    for most in [u64::MAX, (1 << 53) - 1, u64::from(u32::MAX), 1 << 31] {
+        check(&compiler, json!({ "type": "string", "maxLength": most }), &["\"\"", "\"ab\""], &["1"]);
+        check(
+            &compiler,
+            json!({ "type": "array", "items": { "const": 1 }, "maxItems": most }),
+            &["[]", "[1,1]"],
+            &["[2]"],
+        );
+        let members = json!({ "type": "object", "additionalProperties": { "const": 1 }, "maxProperties": most });
+        check(&compiler, members, &["{}", "{\"a\":1}"], &["[]"]);
+    }
+    for keyword in ["minLength", "minItems", "minProperties"] {
+        let schema = json!({ "type": ["string", "array", "object"], keyword: 1_000_000_000_000_u64 });
+        let error = compiled(&compiler, &schema).unwrap_err();
+        assert_eq!(
+            (error.at.as_str(), error.what.contains("at most 1000000000, got 1000000000000")),
+            (keyword, true),
+            "{error}"
+        );
+    }
+    let passed_over = lenient(json!({ "type": "string", "minLength": 1_000_000_000_000_u64 }), "f");
+    check(&compiler, passed_over, &["\"ab\""], &["1"]);
+}
+
 /// `sample.json` and the script that made it, which compares thousands more, are in `tests/schemas/`.
 #[test]
 fn generated_schemas_admit_what_jsonschema_admits_and_nothing_else() {

@@ -5,10 +5,14 @@
 use std::{collections::HashMap, fs, sync::Arc};
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use half::f16;
 use hearth_model::{
     TokenId,
     config::GptConfig,
-    decode::model_runner::{ModelRunner, StepOutput},
+    decode::{
+        inspect::{InspectOptions, Inspector},
+        model_runner::{ModelRunner, StepOutput},
+    },
     gpt::{
         Gpt,
         attention::AttentionContext,
@@ -24,7 +28,7 @@ use crate::golden::{
     without_dropout,
 };
 
-const CASES: &[&str] = &["t5", "t5-gated", "mt5", "bart", "mbart", "marian", "m2m100"];
+const CASES: &[&str] = &["t5", "t5-gated", "mt5", "umt5", "bart", "mbart", "marian", "m2m100"];
 /// Relative to the spread of the numbers.
 const TOLERANCE: f32 = 1e-4;
 
@@ -150,6 +154,41 @@ fn encoders_hidden_states_decoders_logits_and_loss_match_transformers() {
         assert!(far < TOLERANCE, "{case}: logits are {far} spreads away");
         let loss = loss(&gpt, &oracle).into_scalar::<f32>();
         assert!((loss / oracle.loss - 1.0).abs() < 1e-5, "{case}: loss {loss}, expected {}", oracle.loss);
+    }
+}
+
+#[test]
+fn attention_of_encoder_and_decoder_and_to_the_source_matches_transformers() {
+    for case in ["t5", "bart", "marian"] {
+        let (gpt, oracle) = (load(case, &Device::flex()), Oracle::read(case));
+        let bytes = fs::read(golden(case).join("attentions.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let all = |config: &GptConfig| ((0..config.n_layers).collect(), (0..config.n_heads).collect());
+        let (attention_layers, attention_heads) = all(gpt.config());
+        let (encoder_layers, encoder_heads) = all(gpt.config().encoder.as_ref().unwrap());
+        let options = InspectOptions {
+            attention_layers,
+            attention_heads,
+            encoder_layers,
+            encoder_heads,
+            ..InspectOptions::default()
+        };
+        let inspector = Inspector::new(&gpt);
+        let found = inspector.inspect_behind(&oracle.source(0), &oracle.text(0), &options, &|| true).unwrap();
+        let source = found.source.unwrap();
+        let maps = [
+            ("encoder_attentions", source.encoder),
+            ("decoder_attentions", found.attention),
+            ("cross_attentions", source.cross),
+        ];
+        for (name, found) in maps {
+            let expected = file.tensor(name).unwrap();
+            let expected = expected.data().chunks(2).map(|bytes| f16::from_le_bytes(bytes.try_into().unwrap()));
+            assert_eq!(found.len(), expected.len(), "{case}: {name}");
+            for (at, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+                assert!((found.to_f32() - expected.to_f32()).abs() < 1e-3, "{case}: {name}, {at}: {found}, {expected}");
+            }
+        }
     }
 }
 

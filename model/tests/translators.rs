@@ -12,18 +12,36 @@ fn tokenizers_of_translators_have_the_ids_and_texts_of_transformers() {
     for name in ["marian", "m2m100"] {
         let tokenizer = Tokenizer::from_dir(&models.join(name)).unwrap();
         let cases: Value = serde_json::from_slice(&fs::read(models.join(name).join("ids.json")).unwrap()).unwrap();
-        let mut wrong = Vec::new();
-        for case in cases.as_array().unwrap() {
-            let text = case["text"].as_str().unwrap();
-            let ids = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
-            let decoded = tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: true });
-            let expected = case["decoded"].as_str().unwrap();
-            if json!(ids) != case["ids"] || decoded.trim() != expected.trim() {
-                wrong.push(format!("{text:?}: {ids:?} {decoded:?}, expected {} {expected:?}", case["ids"]));
-            }
-        }
-        assert!(wrong.is_empty(), "{name}: {} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(8)]);
+        assert_reads(name, &tokenizer, &cases);
         assert_eq!(tokenizer.eos().unwrap().content, "</s>");
+    }
+}
+
+fn assert_reads(name: &str, tokenizer: &Tokenizer, cases: &Value) {
+    let mut wrong = Vec::new();
+    for case in cases.as_array().unwrap() {
+        let text = case["text"].as_str().unwrap();
+        let ids = tokenizer.encode(text, EncodeOptions::PROMPT).unwrap();
+        let decoded = tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: true });
+        let expected = case["decoded"].as_str().unwrap();
+        if json!(ids) != case["ids"] || decoded.trim() != expected.trim() {
+            wrong.push(format!("{text:?}: {ids:?} {decoded:?}, expected {} {expected:?}", case["ids"]));
+        }
+    }
+    assert!(wrong.is_empty(), "{name}: {} wrong: {:#?}", wrong.len(), &wrong[..wrong.len().min(8)]);
+}
+
+#[test]
+fn pieces_of_fairseq_alone_have_the_ids_and_texts_of_transformers() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sentencepiece");
+    let all: Value = serde_json::from_slice(&fs::read(models.join("fairseq.json")).unwrap()).unwrap();
+    for (class, case) in all.as_object().unwrap() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(models.join("marian/source.spm"), dir.path().join("sentencepiece.bpe.model")).unwrap();
+        fs::write(dir.path().join("tokenizer_config.json"), case["config"].to_string()).unwrap();
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        assert_reads(class, &tokenizer, &case["cases"]);
+        assert_eq!(tokenizer.pad().unwrap().content, "<pad>");
     }
 }
 
@@ -33,7 +51,7 @@ fn translators_without_numbers_or_with_unknown_languages_are_rejected_by_name() 
     let dir = tempfile::tempdir().unwrap();
     let open = || Tokenizer::from_dir(dir.path()).map(drop).unwrap_err().to_string();
     fs::copy(models.join("m2m100/sentencepiece.bpe.model"), dir.path().join("sentencepiece.bpe.model")).unwrap();
-    assert!(open().contains("vocab.json"), "{}", open());
+    assert!(open().contains("needs `vocab.json` beside it") && open().contains("mBART-50"), "{}", open());
     fs::copy(models.join("m2m100/vocab.json"), dir.path().join("vocab.json")).unwrap();
     fs::write(dir.path().join("tokenizer_config.json"), r#"{"language_codes": "other"}"#).unwrap();
     assert!(open().contains("`language_codes` \"other\""), "{}", open());

@@ -17,6 +17,7 @@ mod classify;
 mod contrastive;
 mod dpo;
 mod keep;
+mod margins;
 mod mlm;
 mod next_token;
 mod pass;
@@ -85,6 +86,9 @@ pub struct ObjectiveSettings {
     pub pooling: Option<TextPooling>,
     /// `contrastive`: whether each pair comes with a negative, as the data have it.
     pub negatives: bool,
+    /// `contrastive`: whether each pair comes with the margin between its positive and its negative, which is then learned, as the data
+    /// have it.
+    pub margins: bool,
 }
 
 /// How the hidden states of a text become its vector.
@@ -182,6 +186,7 @@ impl Default for ObjectiveSettings {
             temperature: 0.05,
             pooling: None,
             negatives: false,
+            margins: false,
             label_smoothing: 0.0,
         }
     }
@@ -201,6 +206,7 @@ impl ObjectiveSettings {
                 temperature: self.temperature,
                 pooling: self.pooling.unwrap_or(TextPooling::Mean),
                 texts_per_item: if self.negatives { 3 } else { 2 },
+                margins: self.margins,
             }),
             ObjectiveKind::Classify => Arc::new(Classify { pooling: self.pooling.map_or(Pooling::Cls, Pooling::from) }),
             ObjectiveKind::Seq2Seq => Arc::new(Seq2Seq { label_smoothing: self.label_smoothing }),
@@ -232,7 +238,7 @@ impl ObjectiveSettings {
             "`objective.label_smoothing` must be at least 0 and below 1, got {label_smoothing}\nhint: 0.1 is usual"
         );
         ensure!(
-            !(kind.is_for_encoders() || kind == ObjectiveKind::Seq2Seq) || !has_adapter,
+            !matches!(kind, ObjectiveKind::Classify | ObjectiveKind::Seq2Seq) || !has_adapter,
             "`objective.kind={kind}` trains all weights, not an adapter\nhint: leave out `lora`"
         );
         let objective = self.objective();

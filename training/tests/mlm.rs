@@ -13,7 +13,10 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     ops::Dtype,
-    weights::model_dir::{LoadOptions, load_class, load_gpt},
+    weights::{
+        adapter::{Adapter, AdapterModel},
+        model_dir::{LoadOptions, load_class, load_config, load_gpt},
+    },
 };
 use hearth_training::{
     config::{Layers, ObjectiveKind, ObjectiveSettings},
@@ -180,11 +183,13 @@ fn encoder_is_trained_from_text_resumed_with_the_same_bits_and_trained_on() {
     folder.succeed(&[&finetune[..], &["tuned"], &masked].concat());
     assert_eq!(load_class(&folder.path("tuned/model")).unwrap(), "BertForMaskedLM");
 
+    // As an adapter, which leaves the model as it is.
+    folder.succeed(&[&finetune[..], &["adapter", "--lora", "r=4"], &masked].concat());
+    assert_fits(&folder.path("adapter/model"), &folder.path("whole/model"));
+
     // What does not fit is refused by name.
     let error = folder.fail(&[&finetune[..], &["a"]].concat());
     assert!(error.contains("`objective.kind=next-token` trains models that write text"), "{error}");
-    let error = folder.fail(&[&finetune[..], &["b", "--lora"], &masked].concat());
-    assert!(error.contains("`objective.kind=mlm` trains all weights"), "{error}");
     let sets = ["--out", "c", "--set", "model.arch=gpt2"];
     let error = folder.fail(&[&PRETRAIN[..], &SMALL, &sets].concat());
     assert!(error.contains("`objective.kind=mlm` trains encoders"), "{error}");
@@ -195,4 +200,19 @@ fn encoder_is_trained_from_text_resumed_with_the_same_bits_and_trained_on() {
     let other = ["finetune", "whole", "--data", "pairs.jsonl", "--device=cpu", "--out", "e"];
     let error = folder.fail(&[&other[..], &masked].concat());
     assert!(error.contains("`objective.kind=mlm` trains texts"), "{error}");
+}
+
+/// Checks that `adapter` is one of the encoder `base`, has learned something, and is none of a decoder to PEFT.
+pub(crate) fn assert_fits(adapter: &Path, base: &Path) {
+    let config = load_config(base).unwrap();
+    let class = load_class(base).unwrap();
+    let config_json = fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
+    let found: Value = serde_json::from_str(&config_json).unwrap();
+    assert_eq!((&found["task_type"], &found["target_modules"][3]), (&Value::Null, &Value::from("output.dense")));
+    let adapter = Adapter::open(adapter, AdapterModel::new(&config, Some(class)).unwrap()).unwrap();
+    for (path, update) in &adapter.values.0 {
+        // `B` begins with zeros.
+        let of_b = &update.values[update.shape.total_rank() * update.shape.d_in..];
+        assert!(of_b.iter().any(|value| *value != 0.0), "{path}");
+    }
 }

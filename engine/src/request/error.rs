@@ -15,7 +15,8 @@ pub enum ValidationError {
     },
     /// The model is an encoder.
     #[error(
-        "this model is an encoder: it makes vectors of texts, and no text\nhint: use `/v1/embeddings`, or `/v1/rerank`"
+        "this model is an encoder: it makes vectors, scores or classes of texts, and writes none\nhint: use `/v1/embeddings`, \
+         `/v1/rerank`, `/v1/score`, `/classify` or `/pooling`"
     )]
     Encoder,
     /// The model is an encoder-decoder, and the request wants a vector.

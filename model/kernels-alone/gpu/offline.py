@@ -4,6 +4,7 @@ of the inner loop, on AMD's RDNA3 and RDNA4 (Mesa's RADV, which believes in a ca
 
   offline.py setup             gets the compilers: packages of Debian sid and wheels of NVIDIA's, unpacked in the user's cache
   offline.py tables            compiles all kernels and writes docs/lab/gpu-kernels.json and .md
+  offline.py plans             compiles the products for sm_90a with all plans that `gpu-kernels card` tries, and prints a line for each
   offline.py check             compiles all kernels and fails if one spills that did not, or loses a step of occupancy
   offline.py run CHIP COMMAND  runs a command with a card that does nothing: rdna3, rdna4, ada, or llvmpipe, which computes
 
@@ -207,12 +208,12 @@ def blocks_of(registers, lanes, shared):
     return min(65536 // (of_warp * warps) if registers else 32, 64 // warps, by_shared, 32)
 
 
-def of_nvidia(program):
+def of_nvidia(program, *flags):
     """Kernels by case, compiled by nvcc."""
     sources = CACHE / "sources"
     for old in sources.glob("*") if sources.exists() else []:
         old.unlink()
-    run([program, "sources", sources], stderr=subprocess.DEVNULL)
+    run([program, "sources", sources, *flags], stderr=subprocess.DEVNULL)
     includes = [f"-I{path}" for path in {path.parent for name in ("mma.h", "cuda_runtime.h", "crt/host_config.h", "nv/target") for path in CUDA.rglob(name) if path.parent.name != "crt"}]
     includes += [f"-I{path.parent.parent}" for path in CUDA.rglob("crt/host_config.h")] + [f"-I{path.parent.parent}" for path in CUDA.rglob("nv/target")]
 
@@ -311,7 +312,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("setup")
-    for name in ("tables", "check"):
+    for name in ("tables", "check", "plans"):
         command = commands.add_parser(name)
         command.add_argument("--program", type=Path, default=Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/gpu-kernels")
         command.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
@@ -323,6 +324,11 @@ def main():
         setup()
     elif arguments.command == "run":
         on_chip(arguments.chip, arguments.rest)
+    elif arguments.command == "plans":
+        for name, kernel in of_nvidia(arguments.program, "--plans").items():
+            total, matrix = sum(kernel["loop"].values()), kernel["loop"].get("matrix", 0)
+            if matrix:
+                print(f"{name}: {total / matrix:.1f} instructions for a matrix instruction ({total}, {matrix}), {kernel['registers']} registers, {kernel['spills']} bytes of spills, {kernel['occupancy']} workgroups")
     else:
         before = json.loads(TABLES.read_text()) if TABLES.exists() else {}
         now = measured(arguments.program, arguments.targets)

@@ -43,7 +43,17 @@ impl Positions {
     /// The buckets of distances that have numbers, which are added to scores.
     pub fn buckets(&self) -> Option<RelativeBuckets> {
         match self {
-            Self::Relative(buckets) | Self::LearnedAndRelative(buckets) => Some(*buckets),
+            Self::Relative(buckets) | Self::RelativeByLayer(buckets) | Self::LearnedAndRelative(buckets) => {
+                Some(*buckets)
+            }
+            _ => None,
+        }
+    }
+
+    /// The buckets of which each layer has numbers of its own.
+    pub fn own_buckets(&self) -> Option<RelativeBuckets> {
+        match self {
+            Self::RelativeByLayer(buckets) => Some(*buckets),
             _ => None,
         }
     }

@@ -35,6 +35,10 @@ pub struct InspectOptions {
     pub attention_heads: Vec<usize>,
     /// The experts that these layers choose.
     pub expert_layers: Vec<usize>,
+    /// Attention maps of these layers of an encoder.
+    pub encoder_layers: Vec<usize>,
+    /// The heads of these layers whose maps are reported.
+    pub encoder_heads: Vec<usize>,
     /// What these layers would predict: `k` stands for the residual stream after `k` blocks
     /// ([nostalgebraist, 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
     pub lens_layers: Vec<usize>,
@@ -52,6 +56,8 @@ pub struct Inspection {
     pub attention: Vec<f16>,
     /// For each of the layers whose experts are reported.
     pub experts: Vec<ChosenExperts>,
+    /// What an encoder-decoder did with its source.
+    pub source: Option<SourceInspection>,
     /// For each of the lens's layers, and each token: the most likely tokens and their log-probabilities in nats.
     pub lens: Vec<Vec<Vec<(TokenId, f32)>>>,
 }
@@ -63,6 +69,15 @@ pub struct ChosenExperts {
     pub chosen: Vec<usize>,
     /// How much each of them counts, `[n_tokens, n_active]`, flat.
     pub weights: Vec<f32>,
+}
+
+/// How an encoder-decoder attends to its source.
+#[derive(Clone, Debug)]
+pub struct SourceInspection {
+    /// Of the encoder: `[encoder_layers, encoder_heads, n_source, n_source]`, flat.
+    pub encoder: Vec<f16>,
+    /// Of the decoder: `[attention_layers, attention_heads, n_tokens, n_source]`, flat.
+    pub cross: Vec<f16>,
 }
 
 /// What is expected after a token.
@@ -94,15 +109,41 @@ impl Inspector {
         options: &InspectOptions,
         goes_on: &dyn Fn() -> bool,
     ) -> Result<Inspection> {
+        self.inspect_behind(&[], token_ids, options, goes_on)
+    }
+
+    /// As [`inspect`](Self::inspect) of what the decoder of an encoder-decoder reads, behind the source `source_ids`. Other models have
+    /// no source.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect), also for the source.
+    pub fn inspect_behind(
+        &self,
+        source_ids: &[TokenId],
+        token_ids: &[TokenId],
+        options: &InspectOptions,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Inspection> {
         // A copy, which shares the weights: an inspection that hangs must not keep the lock.
         let gpt = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        check_source(&gpt, source_ids, options)?;
         check(&gpt, token_ids, options)?;
         let n_tokens = token_ids.len();
         let InspectOptions { attention_layers, attention_heads, lens_layers, .. } = options.clone();
         let mut trace = Trace::new(attention_layers, attention_heads, lens_layers);
         let ids = token_tensor(&gpt, token_ids);
         let device = ids.device();
+        let mut encoder = Trace::new(options.encoder_layers.clone(), options.encoder_heads.clone(), Vec::new());
+        let encoded = gpt.config().is_encoder_decoder().then(|| {
+            let context = AttentionContext::traced(source_ids.len(), &mut encoder);
+            gpt.encode(token_tensor(&gpt, source_ids), context)
+        });
         let context = AttentionContext::traced(n_tokens, &mut trace);
+        let has_source = encoded.is_some();
+        let context = match encoded {
+            Some(encoded) => context.with_source(encoded),
+            None => context,
+        };
         let mut pass = ForwardPass::new(gpt.config(), context, &device);
         pass.routes = (!options.expert_layers.is_empty()).then(Vec::new);
         let hidden = gpt.run(ids, &mut pass);
@@ -114,12 +155,6 @@ impl Inspector {
             let top = token_logprobs(logits, 0, options.n_top).top;
             predictions.push(Prediction { entropy: entropy(logits), top, next });
         })?;
-        let mut attention = Vec::new();
-        // In the order of the request, which may name the layers in any order.
-        for layer in options.attention_layers.iter().filter(|_| !options.attention_heads.is_empty()) {
-            let maps = ops::to_f32(ops::read(trace.attention_of(*layer))?)?;
-            attention.extend(maps.into_iter().map(f16::from_f32));
-        }
         let routed: Vec<usize> =
             (0..gpt.config().n_layers).filter(|layer| gpt.config().experts_of(*layer).is_some()).collect();
         let experts = options.expert_layers.iter().map(|layer| {
@@ -132,6 +167,16 @@ impl Inspector {
             Ok(ChosenExperts { chosen: routes.chosen.clone(), weights })
         });
         let experts = experts.collect::<Result<_>>()?;
+        let InspectOptions { attention_layers, attention_heads, encoder_layers, encoder_heads, .. } = options;
+        let attention = maps(attention_layers, attention_heads, |layer| trace.attention_of(layer))?;
+        let source = if has_source {
+            Some(SourceInspection {
+                encoder: maps(encoder_layers, encoder_heads, |layer| encoder.attention_of(layer))?,
+                cross: maps(attention_layers, attention_heads, |layer| trace.cross_of(layer))?,
+            })
+        } else {
+            None
+        };
         let lens = options.lens_layers.iter().map(|&layer| {
             let mut of_layer = Vec::with_capacity(n_tokens);
             for_logits(&gpt, &gpt.final_norm(trace.stream_of(layer)), goes_on, |_, logits| {
@@ -139,8 +184,17 @@ impl Inspector {
             })?;
             Ok(of_layer)
         });
-        Ok(Inspection { predictions, attention, experts, lens: lens.collect::<Result<_>>()? })
+        Ok(Inspection { predictions, attention, source, experts, lens: lens.collect::<Result<_>>()? })
     }
+}
+
+/// The maps of layers in the order of the request, which may name them in any order.
+fn maps(layers: &[usize], heads: &[usize], map_of: impl Fn(usize) -> Tensor<4>) -> Result<Vec<f16>> {
+    let mut all = Vec::new();
+    for layer in layers.iter().filter(|_| !heads.is_empty()) {
+        all.extend(ops::to_f32(ops::read(map_of(*layer))?)?.into_iter().map(f16::from_f32));
+    }
+    Ok(all)
 }
 
 /// Calls `visit` with each row's number and logits, from final hidden states `[n_rows, d_model]`, while `goes_on`.
@@ -159,6 +213,27 @@ fn for_logits(
         let logits = gpt.logits(hidden.clone().slice([rows.clone(), 0..d_model]));
         let logits = ops::to_f32(ops::read(logits)?)?;
         rows.zip(logits.chunks_exact(gpt.config().vocab_size)).for_each(|(row, logits)| visit(row, logits));
+    }
+    Ok(())
+}
+
+fn check_source(gpt: &Gpt, source_ids: &[TokenId], options: &InspectOptions) -> Result<()> {
+    let refuse = |name, what| Err(Error::Param { name, what });
+    let most = gpt.config().max_source_len();
+    let least = usize::from(most > 0);
+    if !(least..=most).contains(&source_ids.len()) {
+        return refuse("source", format!("must have {least} to {most} tokens, got {}", source_ids.len()));
+    }
+    check_token_ids("source", source_ids, gpt.config().vocab_size)?;
+    let (n_layers, n_heads) =
+        gpt.config().encoder.as_ref().map_or((0, 0), |encoder| (encoder.n_layers, encoder.n_heads));
+    for (name, list, n) in [
+        ("attention.encoder_layers", &options.encoder_layers, n_layers),
+        ("attention.encoder_heads", &options.encoder_heads, n_heads),
+    ] {
+        if let Some(beyond) = list.iter().find(|number| **number >= n) {
+            return refuse(name, format!("must be numbers below {n}, got {beyond}"));
+        }
     }
     Ok(())
 }

@@ -3,7 +3,8 @@
 //! On a GPU, launching kernels takes the processor longer than many kernels run. So a step that only decodes is captured as a
 //! graph once steps of its shape have occurred a few times, and replayed from then on. What differs from step to step (token
 //! ids, slots, page tables, positions) is written into a buffer that the graph reads. Steps have the same shape if they have as
-//! many rows and, rounded up, as many pages.
+//! many rows and, rounded up, as many pages. The graph also selects as many of each row's most likely tokens as the step before
+//! was read for.
 
 use std::{borrow::Cow, ops::Range};
 
@@ -13,7 +14,7 @@ use crate::{
     TokenId,
     config::GptConfig,
     decode::{
-        read_logits::{LogitRows, read_logits},
+        read_logits::{LogitRows, TopTokens, read_logits},
         sampling::LogitDemand,
     },
     error::{Error, Result},
@@ -27,10 +28,12 @@ use crate::{
 };
 
 mod prediction_runner;
+mod step_ahead;
 mod step_graphs;
 mod warm_up;
 
 pub use prediction_runner::PredictionRunner;
+use step_ahead::{NextStep, StepAhead};
 use step_graphs::StepGraphs;
 
 /// A model and its KV cache.
@@ -40,6 +43,15 @@ pub struct ModelRunner {
     graphs: Option<StepGraphs>,
     gpt: Gpt,
     cache: KvCache,
+    /// Most likely tokens of each row that the last decoding step was read for; 0 if it was read for other logits. The next
+    /// step's graph selects as many.
+    n_top: usize,
+    goes_ahead: bool,
+    /// The step that probably follows the last one, until that is read.
+    next: Option<NextStep>,
+    /// The next step, launched already.
+    ahead: Option<StepAhead>,
+    n_ahead: u64,
 }
 
 /// The result of a step, valid until the next step.
@@ -47,6 +59,7 @@ pub struct ModelRunner {
 pub struct StepOutput {
     hidden: Tensor<2>,
     logits: Option<Tensor<2>>,
+    top: Option<TopTokens>,
     /// For each row of the step its place in `hidden`, if the step has rows of sources, which are not there.
     places: Option<Vec<Option<usize>>>,
 }
@@ -58,7 +71,11 @@ impl ModelRunner {
     /// As [`Gpt::kv_cache`].
     pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Result<Self> {
         let cache = gpt.kv_cache(n_pages, kv_dtype)?;
-        Ok(Self { graphs: None, gpt, cache })
+        Ok(Self::of(gpt, cache))
+    }
+
+    fn of(gpt: Gpt, cache: KvCache) -> Self {
+        Self { graphs: None, gpt, cache, n_top: 0, goes_ahead: false, next: None, ahead: None, n_ahead: 0 }
     }
 
     /// A runner with a cache of `n_pages` pages, and `n_states` states of the recurrent layers if there are such layers.
@@ -67,7 +84,7 @@ impl ModelRunner {
     /// As [`Gpt::kv_cache`].
     pub fn with_states(gpt: Gpt, n_pages: usize, n_states: usize, kv_dtype: KvDtype) -> Result<Self> {
         let cache = gpt.kv_cache_with_states(n_pages, n_states, kv_dtype)?;
-        Ok(Self { graphs: None, gpt, cache })
+        Ok(Self::of(gpt, cache))
     }
 
     /// Captures steps that repeat from now on. Does nothing on the CPU.
@@ -77,9 +94,16 @@ impl ModelRunner {
         }
     }
 
+    /// From now on, a captured step of which the most likely token of every row is read is followed by the next one at once, with
+    /// these tokens. If the next call of [`step`](Self::step) is for just that, its result is there. A [`StepOutput`] is then valid
+    /// only until it is read.
+    pub fn go_ahead(&mut self) {
+        self.goes_ahead = true;
+    }
+
     /// Drops all graphs, and captures no more.
     pub fn stop_capture(&mut self) {
-        self.graphs = None;
+        (self.graphs, self.next, self.ahead) = (None, None, None);
     }
 
     /// The model.
@@ -97,13 +121,20 @@ impl ModelRunner {
         self.graphs.as_ref().map_or(0, StepGraphs::n_graphs)
     }
 
+    /// The number of steps that were launched before they were asked for ([`go_ahead`](Self::go_ahead)), used or not.
+    pub fn n_ahead(&self) -> u64 {
+        self.n_ahead
+    }
+
     /// Appends tokens to sequences: `token_ids` has the tokens of all `parts`, one part after the other, at least one token.
     ///
     /// # Errors
     /// [`Error::Param`] if the number of ids is not that of `parts`, an id is outside the vocabulary, or a sequence gets longer
     /// than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device fails.
     pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<StepOutput> {
-        let Self { graphs, gpt, cache } = self;
+        let Self { graphs, gpt, cache, n_top, goes_ahead, next, ahead, .. } = self;
+        *next = None;
+        let ahead = ahead.take();
         check(gpt.config(), token_ids, parts)?;
         let device = gpt.device();
         let split = gpt.config().is_encoder_decoder().then(|| SplitRows::of(token_ids, parts));
@@ -116,12 +147,16 @@ impl ModelRunner {
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
         if let Some(graphs) = graphs
             && pass.adapters().is_empty()
-            && let Some(output) = graphs.step(gpt, &ids, &mut pass)?
+            && let Some(output) = graphs.step(gpt, &ids, &mut pass, (*n_top, ahead))?
         {
+            drop(pass);
+            if *goes_ahead && output.top.as_ref().is_some_and(TopTokens::is_one) {
+                *next = NextStep::after(gpt, cache, parts);
+            }
             return Ok(output);
         }
         let places = split.map(|split| split.places);
-        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None, places })
+        Ok(StepOutput { hidden: gpt.run(ids.tensor(), &mut pass), logits: None, top: None, places })
     }
 
     /// The final hidden states of these rows of the last step: `[rows.len(), d_model]`.
@@ -143,12 +178,29 @@ impl ModelRunner {
         }
     }
 
-    /// The [logits](Self::logits) on the host, at least the parts in `needs`.
+    /// The [logits](Self::logits) on the host, at least the parts in `needs`. May launch the next step
+    /// ([`go_ahead`](Self::go_ahead)).
     ///
     /// # Errors
     /// [`Error::Execution`] if the device failed in this step.
-    pub fn read_logits(&self, output: &StepOutput, rows: &[usize], needs: &[LogitDemand]) -> Result<LogitRows> {
-        read_logits(self.logits(output, rows), needs)
+    pub fn read_logits(&mut self, output: &StepOutput, rows: &[usize], needs: &[LogitDemand]) -> Result<LogitRows> {
+        let vocab_size = self.gpt.config().vocab_size;
+        // A step of which all rows are read only decodes.
+        if output.places.is_none() && rows.len() == output.hidden.dims()[0] {
+            self.n_top = TopTokens::count_for(needs, vocab_size).unwrap_or(0);
+        }
+        let next = self.next.take();
+        let Some(top) = output.top.as_ref().filter(|top| top.satisfy(needs)) else {
+            return read_logits(self.logits(output, rows), needs);
+        };
+        let next = next.filter(|next| rows.iter().copied().eq(0..next.n_rows));
+        let (graphs, gpt) = (self.graphs.as_mut(), &self.gpt);
+        let launch_next = || next.zip(graphs).map(|(next, graphs)| graphs.launch_ahead(gpt, next, top));
+        let (found, launched) = top.read(rows, needs, launch_next)?;
+        let ids = found.most_likely().unwrap_or_default();
+        self.ahead = launched.transpose()?.flatten().map(|ahead| ahead.with_ids(&ids));
+        self.n_ahead += u64::from(self.ahead.is_some());
+        Ok(found)
     }
 
     /// Whether [`read_logits`](Self::read_logits) reads parts of rows; otherwise it always reads whole ones.

@@ -9,7 +9,7 @@ use crate::{
     TokenId,
     decode::sampling::{LogitDemand, LogitRow},
     error::{Error, Result},
-    ops::{Placement, read, take_rows, to_f32, top_k_logits},
+    ops::{Placement, read, read_ints_while, take_rows, to_f32, top_k_logits},
 };
 
 /// Rows of logits that were read off a device.
@@ -42,6 +42,12 @@ impl LogitRows {
         })
     }
 
+    /// The most likely token of each row, if no row is whole.
+    pub(crate) fn most_likely(&self) -> Option<Vec<TokenId>> {
+        let first = |row: &Vec<(TokenId, f32)>| row.first().map(|(id, _)| *id);
+        if self.best.len() == self.places.len() { self.best.iter().map(first).collect() } else { None }
+    }
+
     /// Bytes that were read off the device.
     pub fn n_read_bytes(&self) -> usize {
         self.n_read_bytes
@@ -63,6 +69,87 @@ pub fn read_logits(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows
     let n_read_bytes = size_of_val(whole.as_slice());
     let places = (0..n_rows).map(RowLocation::Whole).collect();
     Ok(LogitRows { vocab_size, whole, best: Vec::new(), places, n_read_bytes })
+}
+
+/// The most likely tokens of each row of logits, on a GPU: what [`read_logits`] would launch kernels for.
+#[derive(Clone, Debug)]
+pub(crate) struct TopTokens {
+    n: usize,
+    vocab_size: usize,
+    /// Ids and the bits of their logits, `[n_rows, 2 n]`.
+    ids_and_bits: Tensor<2, Int>,
+}
+
+impl TopTokens {
+    /// Numbers of tokens that are selected: the least of these that is enough.
+    const COUNTS: [usize; 3] = [1, 64, LogitDemand::MAX_BEST];
+
+    /// How many tokens of each row satisfy `needs`; `None` if a row needs more than its most likely tokens.
+    pub(crate) fn count_for(needs: &[LogitDemand], vocab_size: usize) -> Option<usize> {
+        let n_of = |needs: &LogitDemand| match needs {
+            LogitDemand::Best { n, also } if also.is_empty() && (1..vocab_size).contains(n) => Some(*n),
+            _ => None,
+        };
+        let most = needs.iter().map(n_of).try_fold(0, |most, n| Some(most.max(n?)))?;
+        let n = Self::COUNTS.into_iter().find(|&n| n >= most)?;
+        (most > 0).then_some(n.min(vocab_size - 1))
+    }
+
+    /// Launches the selection of `n` tokens of each row of `logits [n_rows, vocab_size]`. `rows` has the numbers of all rows.
+    pub(crate) fn select(logits: Tensor<2>, rows: Tensor<1, Int>, n: usize) -> Self {
+        let [n_rows, vocab_size] = logits.dims();
+        Self { n, vocab_size, ids_and_bits: top_k_logits(logits, rows, [n_rows, n, 0]) }
+    }
+
+    /// Bytes of the buffers that [`select`](Self::select) allocates for `n_rows` rows, at most.
+    pub(crate) fn buffer_sizes([n_rows, vocab_size]: [usize; 2], n: usize) -> Vec<usize> {
+        // A launch keeps `n` tokens of each tile of at least 1,024.
+        let kept = |width: usize| width.div_ceil(1024) * n;
+        let widths = std::iter::successors(Some(kept(vocab_size)), |&width| (width > n).then(|| kept(width)));
+        widths.chain([2 * n]).map(|width| n_rows * width * size_of::<u32>()).collect()
+    }
+
+    /// Whether these tokens are all that `needs` asks for.
+    pub(crate) fn satisfy(&self, needs: &[LogitDemand]) -> bool {
+        Self::count_for(needs, self.vocab_size).is_some_and(|n| n <= self.n)
+    }
+
+    /// The ids of the tokens, in the first `n` columns.
+    pub(crate) fn ids(&self) -> Tensor<2, Int> {
+        self.ids_and_bits.clone()
+    }
+
+    /// Whether it is one token of each row.
+    pub(crate) fn is_one(&self) -> bool {
+        self.n == 1
+    }
+
+    /// Reads these rows, whose `needs` the tokens must [satisfy](Self::satisfy). Calls `meanwhile`, which may launch what
+    /// overwrites them.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] when the device cannot be read.
+    pub(crate) fn read<T>(
+        &self,
+        rows: &[usize],
+        needs: &[LogitDemand],
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<(LogitRows, T)> {
+        let (values, done) = read_ints_while(self.ids(), meanwhile)?;
+        let n_read_bytes = size_of_val(values.as_slice());
+        let best = rows.iter().zip(needs).map(|(&row, needs)| {
+            let n = if let LogitDemand::Best { n, .. } = needs { *n } else { 0 };
+            let of_row = &values[2 * self.n * row..][..2 * self.n];
+            BestRow { row, n, also: Vec::new() }.gather(of_row, self.n)
+        });
+        let places = (0..rows.len()).map(RowLocation::Best).collect();
+        let (vocab_size, whole) = (self.vocab_size, Vec::new());
+        Ok((LogitRows { vocab_size, whole, best: best.collect(), places, n_read_bytes }, done))
+    }
+}
+
+fn unexpected(error: impl std::fmt::Debug) -> Error {
+    Error::Execution { what: format!("unexpected data: {error:?}") }
 }
 
 /// Which rows are read whole, with their indices among the whole rows or the parts.
@@ -115,8 +202,7 @@ fn read_parts(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let mut best = Vec::new();
     if !best_rows.is_empty() {
         let picked = data.next().map(|data| data.try_into_vec::<i32>()).transpose();
-        let picked = picked.map_err(|error| Error::Execution { what: format!("unexpected data: {error:?}") })?;
-        let picked = picked.unwrap_or_default();
+        let picked = picked.map_err(unexpected)?.unwrap_or_default();
         best = picked.chunks_exact(2 * n + n_also).zip(&best_rows).map(|(values, row)| row.gather(values, n)).collect();
     }
     let whole = data.next().map(to_f32).transpose()?.unwrap_or_default();

@@ -19,7 +19,7 @@ pub(crate) fn attend(
     pass: &mut ForwardPass<'_>,
 ) -> Tensor<2> {
     let LayerPass { context, mask, rotation, query_factors, kv_layer, lends, lent } = pass.layer(layer);
-    let AttentionMask { options, dense_bias } = mask;
+    let AttentionMask { options, dense_bias, .. } = mask;
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let [n_rows, _] = x.dims();
@@ -144,12 +144,16 @@ pub(crate) fn attend_to_source(
     };
     let (context, options, bias) = pass.source();
     match context {
-        AttentionContext::Dense(Dense { batch, source: Some(source), .. }) => {
+        AttentionContext::Dense(Dense { batch, source: Some(source), trace, .. }) => {
             let kv = ops::linear_with_lora(source.encoded.clone(), inner.kv.clone());
             let ([n_rows, _], width) = (kv.dims(), options.n_kv_heads * options.head_dim);
             let [keys, values] = [0..width, width..2 * width].map(|columns| kv.clone().slice([0..n_rows, columns]));
             let inputs = [queries, keys, values];
-            ops::attention_dense(inputs, (bias.cloned(), None), *batch, options).0
+            let (attended, probs) = ops::attention_dense(inputs, (bias.cloned(), None), *batch, options);
+            if let Some(trace) = trace {
+                trace.record_cross(layer, probs);
+            }
+            attended
         }
         AttentionContext::Dense(_) => unreachable!("a decoder with an encoder needs its output: `with_source`"),
         AttentionContext::Paged(step) => step.attend_to_source(layer, queries, options),

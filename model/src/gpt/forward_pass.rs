@@ -222,6 +222,8 @@ pub(crate) struct AttentionMask {
     pub(crate) options: AttentionOptions,
     /// Added to the scores of [`AttentionContext::Dense`].
     pub(crate) dense_bias: Option<Tensor<4>>,
+    /// The same without what distances add.
+    hidden: Option<Tensor<4>>,
 }
 
 impl AttentionMask {
@@ -247,7 +249,7 @@ impl AttentionMask {
             AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
             AttentionContext::Paged(_) => None,
         };
-        Self { options, dense_bias }
+        Self { options, hidden: dense_bias.clone(), dense_bias }
     }
 }
 
@@ -473,7 +475,7 @@ impl<'a> ForwardPass<'a> {
         (&mut self.context, options, self.cross_bias.as_ref())
     }
 
-    /// Adds what distances between rows and keys add to the scores of all layers, by the model's numbers.
+    /// What distances between rows and keys add to the scores of the layers from here on, by the model's numbers.
     pub(crate) fn add_relative(&mut self, relative: &Relative) {
         let (Some(buckets), [Some(mask), _]) = (self.config.positions.buckets(), &mut self.masks) else {
             unreachable!("relative positions without buckets, or with a window")
@@ -492,7 +494,7 @@ impl<'a> ForwardPass<'a> {
                 let distances = rows.clone().flat_map(|query| rows.clone().map(move |key| key - query));
                 let bias =
                     of(distances.collect()).reshape([*seq_len, *seq_len, n_heads]).permute([2, 0, 1]).unsqueeze();
-                mask.dense_bias = Some(match mask.dense_bias.take() {
+                mask.dense_bias = Some(match mask.hidden.clone() {
                     Some(hidden) => bias + hidden,
                     None => bias,
                 });

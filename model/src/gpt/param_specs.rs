@@ -181,9 +181,11 @@ fn specs_outside(config: &GptConfig) -> [Vec<PartSpec>; 2] {
         (config.n_token_types > 0)
             .then(|| matrix(Embedding, "type_embed", [config.n_token_types, d_model], INIT_STD, false)),
         config.embed_norm.then(|| norm("embed_norm").plain_if(config.plain_embed_norm)),
-        config.positions.buckets().map(|RelativeBuckets { n_buckets, .. }| {
-            matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false)
-        }),
+        config.positions.buckets().filter(|_| config.positions.own_buckets().is_none()).map(
+            |RelativeBuckets { n_buckets, .. }| {
+                matrix(PartKind::Relative, "relative", [n_buckets, config.n_heads], INIT_STD, false)
+            },
+        ),
     ];
     let mut lm_head = matrix(LmHead, "lm_head", [vocab_size, d_model], INIT_STD, config.lm_head_bias);
     if config.tie_embeddings {
@@ -291,6 +293,9 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         let params = vec![param("attn.sinks", "weight", vec![config.n_heads], Init::Normal { std: INIT_STD })];
         PartSpec { path: "attn.sinks".into(), kind: PartKind::Sinks, layer: None, width: config.n_heads, params }
     };
+    let relative = |RelativeBuckets { n_buckets, .. }| {
+        PartSpec::matrix(PartKind::Relative, "attn.relative", [n_buckets, config.n_heads], INIT_STD, false)
+    };
     let inputs = match &config.latent {
         Some(latent) => latent_specs(config, latent),
         None => vec![PartSpec::matrix(PartKind::Linear, "attn.qkv", qkv, INIT_STD, config.qkv_bias)],
@@ -300,6 +305,7 @@ fn attention_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         (config.qk_norm && has_own_keys).then(|| qk_norm("attn.k_norm", k_width)),
         (config.value_norm && has_own_keys).then(v_norm),
         config.attention_sinks.then(sinks),
+        config.positions.own_buckets().map(relative),
         Some(output_matrix(config, "attn.out", config.value_width_of(layer), config.attn_out_bias)),
     ];
     inputs.into_iter().chain(parts.into_iter().flatten()).collect()
@@ -481,6 +487,13 @@ pub fn linear_dims(config: &GptConfig) -> Vec<(String, [usize; 2])> {
     linear_specs(config).map(|part| (part.path.clone(), part.matrix_dims())).collect()
 }
 
+/// Values of the parameters of `parts`.
+fn count_values(parts: &[PartSpec]) -> usize {
+    let params = parts.iter().flat_map(|part| &part.params);
+    let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+    sizes.fold(0, usize::saturating_add)
+}
+
 impl GptConfig {
     /// Number of trained values; tied embeddings count once. Saturates for invalid sizes.
     pub fn n_params(&self) -> usize {
@@ -492,18 +505,23 @@ impl GptConfig {
         self.count_params(|experts| experts.n_active)
     }
 
-    fn count_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
-        let of_parts = |parts: &[PartSpec]| {
-            let params = parts.iter().flat_map(|part| &part.params);
-            let sizes = params.map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
-            sizes.fold(0, usize::saturating_add)
-        };
-        let of_encoder = self.encoder.as_ref().map_or(0, |encoder| {
-            let embedding_and_head = of_parts(&specs_outside(encoder).concat())
-                .saturating_sub(of_parts(&outside_of_encoder(encoder).concat()));
+    /// Those of [`n_active_params`](Self::n_active_params) that are of the encoder of an encoder-decoder alone, which a step of its decoder
+    /// does not go through.
+    pub fn n_encoder_params(&self) -> usize {
+        self.count_encoder_params(|experts| experts.n_active)
+    }
+
+    fn count_encoder_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
+        self.encoder.as_ref().map_or(0, |encoder| {
+            let embedding_and_head = count_values(&specs_outside(encoder).concat())
+                .saturating_sub(count_values(&outside_of_encoder(encoder).concat()));
             encoder.count_params(n_counted).saturating_sub(embedding_and_head)
-        });
-        let outside = of_parts(&specs_outside(self).concat()).saturating_add(of_encoder);
+        })
+    }
+
+    fn count_params(&self, n_counted: fn(&Experts) -> usize) -> usize {
+        let of_parts = count_values;
+        let outside = of_parts(&specs_outside(self).concat()).saturating_add(self.count_encoder_params(n_counted));
         // Layers of a kind are alike, and so are the experts.
         let of_recurrent = self.recurrent.as_ref().map_or(0, |of| of_parts(&recurrent_specs(self, &of.recurrence)));
         let n_mlps = self.n_layers.saturating_sub(self.layers_without_mlp.len());

@@ -153,6 +153,11 @@ pub enum ClassScores {
 }
 
 impl Classifier {
+    /// Whether it tells the classes of single tokens, and not of a text.
+    pub fn is_of_tokens(&self) -> bool {
+        self.pooling == Pooling::Tokens
+    }
+
     /// The scores of the classifier's outputs.
     pub fn scores_of(&self, outputs: &[f32]) -> Vec<f32> {
         match self.scores {

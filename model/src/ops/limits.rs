@@ -3,7 +3,7 @@
 
 use burn::tensor::Device;
 
-use super::{DeviceMemory, Dtype, Placement, cpu, cube};
+use super::{DeviceMemory, Dtype, GpuFeatures, Placement, cpu, cube};
 use crate::error::Result;
 
 /// Bytes per second at which all of `device` reads `n_bytes` repeatedly. A small buffer may stay in a cache, as small
@@ -33,6 +33,11 @@ pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
 /// What `device` holds; `None` for the CPU, whose memory is the process's.
 pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     (!Placement::of(device).is_cpu()).then(|| cube::device_memory(device))
+}
+
+/// What `device` offers, and what the kernels use of it; `None` for the CPU.
+pub fn gpu_features(device: &Device) -> Option<GpuFeatures> {
+    (!Placement::of(device).is_cpu()).then(|| cube::gpu_features(device))
 }
 
 /// Whether [`Precision::Bf16`](super::Precision) is faster than f32 on `device`: on a CPU of AMD's with AVX512_BF16, and on a

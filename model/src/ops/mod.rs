@@ -65,7 +65,7 @@ pub use cpu::{
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cross_entropy::{Losses, Targets};
 pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
-pub(crate) use cube::{Address, CapturedGraph, top_k_logits};
+pub(crate) use cube::{Address, CapturedGraph, flush, read_ints_while, top_k_logits};
 pub(crate) use divergence::linear_divergence;
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use experts::{RouterParts, Routes, experts, experts_routed_by};
@@ -73,7 +73,7 @@ pub(crate) use gated_norm::gated_norm;
 pub(crate) use kv_append::{append, copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub(crate) use latent::latent_qkv;
-pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
+pub use limits::{count_launches, device_memory, gpu_features, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
 pub(crate) use mlp::normed_mlp;
 pub use muon::muon;
@@ -87,11 +87,11 @@ pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
 pub(crate) use short_conv::{gated_short_conv, short_conv};
-pub(crate) use staging::{StagingBuffer, Upload};
+pub(crate) use staging::{StagingBuffer, Upload, packed};
 pub use training::{OpTime, Pass, RECOMPUTED_FROM, profile_training};
 pub use types::{
-    AdamWStep, BLOCK_SIZE, DeviceMemory, Dtype, GPU_LOGITS_AT_ONCE, LoraPair, LoraShape, MatrixRows, MuonParam,
-    MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
+    AdamWStep, BLOCK_SIZE, DeviceMemory, Dtype, GPU_LOGITS_AT_ONCE, GpuFeatures, LoraPair, LoraShape, MatrixRows,
+    MuonParam, MuonStep, PAGE_SIZE, Precision, QuantizedBlock, QuantizedMatrix,
 };
 pub(crate) use types::{
     AttentionOptions, BlockLayout, BlockOperands, BlockSteps, CrossAttention, Dropout, ExpertsBesideMlp, FeedForward,

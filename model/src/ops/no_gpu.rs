@@ -4,7 +4,8 @@
 use burn::tensor::{Device, Int, Tensor};
 
 use super::{
-    AdamWStep, AttentionOptions, DeviceMemory, Dtype, NormOptions, NormParts, QuantizedMatrix, types::AttentionStep,
+    AdamWStep, AttentionOptions, DeviceMemory, Dtype, GpuFeatures, NormOptions, NormParts, QuantizedMatrix,
+    types::AttentionStep,
 };
 use crate::{
     config::{Activation, QkNormSpan},
@@ -33,9 +34,12 @@ never_called! {
     ) -> Tensor<2>;
     pub(super) fn attention(Tensor<2>, [&Tensor<2>; 2], Tensor<1, Int>, AttentionStep) -> Tensor<2>;
     pub(super) fn can_fuse(usize, &Matrix) -> bool;
+    pub(super) fn copy_first_column(Tensor<2, Int>, Tensor<1, Int>) -> Tensor<1, Int>;
     pub(super) fn device_memory(&Device) -> DeviceMemory;
     pub(super) fn embedding(&Matrix, Tensor<1, Int>) -> Tensor<2>;
+    pub(crate) fn flush(&Device) -> Result<()>;
     pub(super) fn gated(Tensor<2>, Activation) -> Tensor<2>;
+    pub(super) fn gpu_features(&Device) -> GpuFeatures;
     pub(super) fn has_bf16_products(&Device) -> bool;
     pub(super) fn linear(Tensor<2>, &Matrix, Option<Tensor<1>>, Option<Tensor<2>>) -> Tensor<2>;
     pub(super) fn multiply_rate(&Device) -> Result<f64>;
@@ -59,6 +63,11 @@ never_called! {
 /// Of tests on GPUs.
 #[cfg(test)]
 pub(super) fn allow_f16() {}
+
+/// Reads `tensor` off a GPU.
+pub(crate) fn read_ints_while<T>(_tensor: Tensor<2, Int>, _meanwhile: impl FnOnce() -> T) -> Result<(Vec<i32>, T)> {
+    no_gpu()
+}
 
 /// Calls `run`, which launches nothing on a GPU.
 pub(super) fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {

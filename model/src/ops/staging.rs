@@ -46,16 +46,21 @@ impl StagingBuffer {
         Self { all }
     }
 
-    /// Overwrites the buffer in place; lengths must match. Tensors of the earlier inputs then have the new numbers.
-    pub(crate) fn overwrite(&mut self, uploads: &[Upload<'_>]) {
-        let numbers = packed(uploads);
+    /// Overwrites the buffer in place with [`packed`] inputs; lengths must match. Tensors of the earlier inputs then have the new
+    /// numbers.
+    pub(crate) fn overwrite(&mut self, numbers: Vec<i32>) {
         assert_eq!([numbers.len()], self.all.dims(), "inputs of other lengths");
         self.all.inplace(|all| cube::overwrite(all, numbers));
+    }
+
+    /// Overwrites the first input, token ids, with the first column of `top`, which has a row for each.
+    pub(crate) fn take_ids(&mut self, top: Tensor<2, Int>) {
+        self.all.inplace(|all| cube::copy_first_column(top, all));
     }
 }
 
 /// The inputs one after the other, those in f32 as their bits.
-fn packed(uploads: &[Upload<'_>]) -> Vec<i32> {
+pub(crate) fn packed(uploads: &[Upload<'_>]) -> Vec<i32> {
     let mut all = Vec::new();
     for upload in uploads {
         match upload {

@@ -28,12 +28,6 @@ pub enum DeviceChoice {
     /// The first CUDA device.
     #[cfg(feature = "cuda")]
     Cuda,
-    /// The first ROCm device.
-    #[cfg(feature = "rocm")]
-    Rocm,
-    /// The first Metal device.
-    #[cfg(feature = "metal")]
-    Metal,
 }
 
 impl DeviceChoice {
@@ -45,10 +39,6 @@ impl DeviceChoice {
         ("wgpu-software", Self::WgpuSoftware),
         #[cfg(feature = "cuda")]
         ("cuda", Self::Cuda),
-        #[cfg(feature = "rocm")]
-        ("rocm", Self::Rocm),
-        #[cfg(feature = "metal")]
-        ("metal", Self::Metal),
     ];
 }
 

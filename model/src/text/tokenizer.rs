@@ -10,6 +10,7 @@
 mod checks;
 mod config_tokens;
 mod detokenizer;
+mod fairseq;
 mod files;
 mod pairs;
 mod pieces;
@@ -25,7 +26,7 @@ use tokenizers::{
     Token, normalizer,
 };
 
-use self::pieces::PieceTable;
+use self::{pieces::PieceTable, translators::Cutter};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -91,7 +92,7 @@ pub struct Tokenizer {
 struct Inner {
     library: tokenizers::Tokenizer,
     /// What cuts texts into pieces in place of the library's model, which then only numbers them.
-    cutter: Option<ModelWrapper>,
+    cutter: Option<Cutter>,
     /// The added tokens, configured to leave special tokens in the text as text.
     text_vocabulary: AddedVocabulary,
     pieces: PieceTable,
@@ -159,13 +160,14 @@ impl Tokenizer {
         let library = &self.inner.library;
         let added =
             if options.parse_special_tokens { library.get_added_vocabulary() } else { &self.inner.text_vocabulary };
-        self.finish(text, options, |text| Ok(added.extract_and_normalize(library.get_normalizer(), text)))
+        let read = |text: &str| Ok(added.extract_and_normalize(library.get_normalizer(), text));
+        self.finish(self.split_language(text), options, read)
     }
 
     /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
     /// are parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
-        guarded(|| self.finish(text, options, |text| self.read_marked(text, mark)))
+        guarded(|| self.finish((None, text), options, |text| self.read_marked(text, mark)))
     }
 
     /// The tokens of [`encode_marked`](Self::encode_marked), each with its bytes in `text`: none if it was added by the
@@ -213,11 +215,12 @@ impl Tokenizer {
 
     fn finish(
         &self,
-        text: &str,
+        (language, text): (Option<TokenId>, &str),
         options: EncodeOptions,
         read: impl Fn(&str) -> Result<PreTokenizedString>,
     ) -> Result<Vec<TokenId>> {
-        let ids = self.ids_in_windows(text, windows::WINDOW_BYTES, read)?;
+        let mut ids = self.ids_in_windows(text, windows::WINDOW_BYTES, read)?;
+        ids.splice(..0, language);
         self.require_known(ids.iter().copied())?;
         match self.inner.library.get_post_processor() {
             Some(post_processor) if options.add_special_tokens => {
@@ -399,7 +402,7 @@ impl Tokenizer {
 
     /// What cuts texts into tokens.
     fn model(&self) -> &ModelWrapper {
-        self.inner.cutter.as_ref().unwrap_or(self.inner.library.get_model())
+        self.inner.cutter.as_ref().map_or(self.inner.library.get_model(), |cutter| &cutter.model)
     }
 
     /// A piece with its number in the vocabulary, by its text: one that the cutter does not know may have one.

@@ -18,7 +18,7 @@ use super::{
     dir_weights::{self, DirConfig, schema_and_config},
     file_names::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
     files::{self, TensorFiles, what_else_it_is},
-    generation_config::{EOS, decoder_start, sampling_defaults, warn_of_keys_not_read},
+    generation_config::{EOS, decoder_start, defaults_of_files},
     gguf,
     hf_schema::{self, HfSchema, Quantization},
     own_classifier, own_late, own_pooling, prediction_head,
@@ -163,13 +163,9 @@ fn loaded(
     chat_template: Option<ChatTemplate>,
     files: &[(PathBuf, Map<String, Value>); 2],
 ) -> Result<LoadedModel> {
-    let (generation_path, generation) = &files[0];
-    let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size);
+    let sampling_defaults = defaults_of_files(files, gpt.config());
     let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
     let decoder_start = decoder_start(files, gpt.config())?;
-    if gpt.config().is_encoder_decoder() {
-        files.iter().for_each(warn_of_keys_not_read);
-    }
     let (own_pooling, text_limit, classifier) = (OwnPooling::Unstated, None, None);
     Ok(LoadedModel {
         gpt,

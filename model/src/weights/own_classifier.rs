@@ -34,6 +34,9 @@ use crate::{
 /// How the names of such classes end.
 pub(super) const SEQUENCE_CLASS: &str = "ForSequenceClassification";
 
+/// How the names of classes for the single tokens of a text end.
+const TOKEN_CLASS: &str = "ForTokenClassification";
+
 /// How the names of the classes without a head end.
 const BASE_CLASS: &str = "Model";
 
@@ -123,6 +126,9 @@ pub(super) fn of_dir(
 ) -> Result<Option<Classifier>> {
     let fields = Fields::new(config, config_path);
     let model_type = fields.text_or("model_type", "")?;
+    if gpt.config().bidirectional && class_of(&fields).ends_with(TOKEN_CLASS) {
+        return of_tokens(dir, &fields).map(Some);
+    }
     if !has_head(&fields)? {
         let Some(tokens) = deciding_tokens(dir, &fields, tokenizer)? else { return Ok(None) };
         let written = written_pair(template, tokenizer)?.or_else(|| usual_pair(model_type));
@@ -145,9 +151,25 @@ pub(super) fn of_dir(
     Ok(classifier.map(|classifier| Classifier { pair_form, ..classifier }))
 }
 
+/// The class in the configuration, if there is one.
+fn class_of<'a>(fields: &Fields<'a>) -> &'a str {
+    fields.get("architectures").and_then(|classes| classes[0].as_str()).unwrap_or_default()
+}
+
+/// The head that tells the classes of an encoder's single tokens: one layer in most families, from each hidden state.
+fn of_tokens(dir: &Path, fields: &Fields<'_>) -> Result<Classifier> {
+    let files = TensorFiles::open(dir)?;
+    let table = files.table()?;
+    let layers = match head_of(fields.text_or("model_type", "")?) {
+        Some(head) if head.model_types == [MODERN_BERT] => layers(head, &table, fields)?,
+        _ => vec![dense_from(&table, "classifier", DenseActivation::Identity)?],
+    };
+    with_classes(dir, fields, (layers, Pooling::Tokens))
+}
+
 /// Whether the configuration is that of a class for sequences.
 fn has_head(fields: &Fields<'_>) -> Result<bool> {
-    let class = fields.get("architectures").and_then(|classes| classes[0].as_str()).unwrap_or_default();
+    let class = class_of(fields);
     Ok(class.ends_with(SEQUENCE_CLASS) || fields.text_or("model_type", "")? == OWN && fields.has("id2label"))
 }
 

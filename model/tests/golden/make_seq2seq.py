@@ -17,6 +17,8 @@ Each case becomes a folder `<case>/`:
         grad.<name>     f32, the shape of the tensor <name> of model.safetensors: d loss / d parameter
         generated       [n] int32: what `generate` appends to the start token for the first source, greedily
         beams           [n] int32: the same by beam search with three beams
+    attentions.safetensors, in the cases of `ATTENTIONS`, for the first source and text
+        encoder_attentions, decoder_attentions, cross_attentions  [layers, heads, rows, rows they attend to] f16
 
 All weights are random. Everything is computed in float64, but for the generated ids. A case is refused unless the logits
 spread, float32 and float64 agree, every parameter has a gradient, and greedy choices are clear.
@@ -80,6 +82,12 @@ CASES = {
          "tie_word_embeddings": False}, seed=901, weight_std=0.5,
         std_of={"Attention.q": 0.15, "relative_attention_bias": 1.0, "shared": 0.8, "lm_head": 0.6},
     ),
+    "umt5": Case(
+        "UMT5ForConditionalGeneration",
+        {**T5, "vocab_size": 96, "num_layers": 3, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu",
+         "tie_word_embeddings": False}, seed=911, weight_std=0.5,
+        std_of={"Attention.q": 0.15, "relative_attention_bias": 1.0, "shared": 0.8, "lm_head": 0.6},
+    ),
     "bart": Case(
         "BartForConditionalGeneration", {**BART, "scale_embedding": False}, seed=908, weight_std=0.5,
         std_of={"shared": 0.2, "embed_positions": 0.6}, forced_bos=0,
@@ -99,6 +107,21 @@ CASES = {
         weight_std=0.5, std_of={"shared": 0.2}, forced_bos=7,
     ),
 }
+
+
+ATTENTIONS = ("t5", "bart", "marian")
+
+
+def store_attentions(folder, model_class, source, text):
+    """Writes what the saved model attends to."""
+    model = model_class.from_pretrained(folder, attn_implementation="eager").eval().double()
+    with torch.no_grad():
+        found = model(input_ids=source[:1], decoder_input_ids=text[:1], output_attentions=True, use_cache=False)
+    names = ("encoder_attentions", "decoder_attentions", "cross_attentions")
+    stored = {name: torch.cat(getattr(found, name)).half().contiguous() for name in names}
+    for name, maps in stored.items():
+        assert maps.float().std() > 0.02, f"{name} are nearly the same everywhere"
+    save_file(stored, folder / "attentions.safetensors")
 
 
 def make_tokenizer(words):
@@ -226,6 +249,8 @@ def make(name):
         "generated": greedy.sequences[0, 1:].int(), "beams": beams[0, 1:].int(),
     }
     save_file(stored, folder / "seq2seq.safetensors")
+    if name in ATTENTIONS:
+        store_attentions(folder, model_class, source, text)
     if tokenizer:
         prompt = "the small cat sees a big green tree"
         ids = tokenizer(prompt, return_tensors="pt").input_ids

@@ -1,11 +1,13 @@
 """Makes small tokenizers of translators, `marian/` and `m2m100/`, with `ids.json`: texts, the ids that transformers has for them,
-and what it makes of these ids.
+and what it makes of these ids; and `fairseq.json`, the same of the classes that read the pieces of `marian/source.spm` without another
+file.
 
 Needs sentencepiece, protobuf and transformers.
 """
 
 import io
 import json
+import tempfile
 from pathlib import Path
 
 import sentencepiece
@@ -25,6 +27,20 @@ def train(lines, **options):
     return model.getvalue(), [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
 
 
+# Marian's languages, at the start of a text and elsewhere.
+LANGUAGES = [
+    ">>de<< The cat sat.", "The >>de<< cat.", " >>de<< The cat.", ">>xx<< The cat.", ">>de<<The", ">>de<<", ">> a << b", "a >> b", ">>de",
+    ">>de<< >>de<< a",
+]
+FAIRSEQ = {"XLMRobertaTokenizer": {}, "MBartTokenizer": {"src_lang": "de_DE"}, "MBart50Tokenizer": {"src_lang": "sl_SI"}}
+
+
+def cases(tokenizer, texts):
+    for text in texts:
+        ids = tokenizer(text).input_ids
+        yield {"text": text, "ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=True)}
+
+
 def write(name, files, tokenizer_class, config, texts):
     target = HERE / name
     target.mkdir(exist_ok=True)
@@ -32,13 +48,26 @@ def write(name, files, tokenizer_class, config, texts):
         data = contents if isinstance(contents, bytes) else (json.dumps(contents, ensure_ascii=False) + "\n").encode()
         (target / file).write_bytes(data)
     (target / "tokenizer_config.json").write_text(json.dumps(config) + "\n")
-    tokenizer = tokenizer_class.from_pretrained(target)
-    cases = []
-    for text in texts:
-        ids = tokenizer(text).input_ids
-        cases.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids, skip_special_tokens=True)})
-    (target / "ids.json").write_text(json.dumps(cases, ensure_ascii=True, indent=0) + "\n")
-    print(name, len(tokenizer), cases[2])
+    write_ids(name, tokenizer_class, texts)
+
+
+def write_ids(name, tokenizer_class, texts):
+    tokenizer = tokenizer_class.from_pretrained(HERE / name)
+    found = list(cases(tokenizer, texts))
+    (HERE / name / "ids.json").write_text(json.dumps(found, ensure_ascii=True, indent=0) + "\n")
+    print(name, len(tokenizer), found[2])
+
+
+def write_fairseq(texts):
+    found = {}
+    for name, config in FAIRSEQ.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / "sentencepiece.bpe.model").write_bytes((HERE / "marian/source.spm").read_bytes())
+            config = {"tokenizer_class": name, **config}
+            (Path(scratch) / "tokenizer_config.json").write_text(json.dumps(config))
+            tokenizer = getattr(transformers, name).from_pretrained(scratch)
+            found[name] = {"config": config, "cases": list(cases(tokenizer, [*texts, "a <mask> b", "sl_SI x"]))}
+    (HERE / "fairseq.json").write_text(json.dumps(found, ensure_ascii=True, indent=0) + "\n")
 
 
 def main():
@@ -56,7 +85,8 @@ def main():
     numbers = {piece: number for number, piece in enumerate(vocab)}
     config = {"tokenizer_class": "MarianTokenizer", "source_lang": "eng", "target_lang": "deu"}
     files = {"source.spm": source, "target.spm": target, "vocab.json": numbers}
-    write("marian", files, transformers.MarianTokenizer, config, given + [">>de<< The cat sat.", "Äpfel 日本語 x"])
+    write("marian", files, transformers.MarianTokenizer, config, given + ["Äpfel 日本語 x", *LANGUAGES])
+    write_fairseq(given[:40])
     model, pieces = train(lines, vocab_size=420, model_type="bpe", normalization_rule_name="identity")
     vocab = ["<s>", "<pad>", "</s>", "<unk>"] + sorted(pieces[3:], key=len)
     numbers = {piece: number for number, piece in enumerate(vocab)}

@@ -90,9 +90,13 @@ impl ApiError {
 
     /// 404: the path does not exist.
     pub fn unknown_path(path: &str) -> Self {
-        let message = format!(
-            "`{path}` does not exist\nhint: completions are at `POST /v1/completions` and `POST /v1/chat/completions`"
-        );
+        let hint = match path.starts_with("/v1/responses/") {
+            true => {
+                "this server stores no responses: send the items of earlier turns as `input` of `POST /v1/responses`"
+            }
+            false => "completions are at `POST /v1/completions` and `POST /v1/chat/completions`",
+        };
+        let message = format!("`{path}` does not exist\nhint: {hint}");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
     }
 
@@ -162,9 +166,22 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
+    /// The same for an endpoint without `truncate_prompt_tokens`, which a hint must not name.
+    pub(crate) fn without_truncation(mut self) -> Self {
+        if let Some((message, _)) = self.message.split_once("\nhint: `truncate_prompt_tokens`") {
+            self.message = format!("{message}\nhint: shorten the text");
+        }
+        self
+    }
+
     /// The status of the response.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
+    }
+
+    /// The tokens of a prompt that does not fit, at least, and the context length.
+    pub(crate) fn context_sizes(&self) -> Option<(usize, usize)> {
+        self.context.map(|context| (context.n_prompt_tokens, context.n_ctx))
     }
 
     /// The message that the client gets.

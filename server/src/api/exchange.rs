@@ -6,12 +6,14 @@
 //! - `reply`: submits a conversation, with its tools; `submission`: counts and logs the engine's events
 //! - `stream`: sends their text as server-sent events or as one answer; `chunk`: common parts of answers; `items`: the
 //!   parts of an answer; `thoughts`: thoughts as opaque strings
-//! - `vectors`, `text_use` and `late`: vectors of texts, what they are for, and those of tokens; `vector_errors`: errors in the
+//! - `vectors`, `text_use` and `late`: vectors of texts, what they are for, and those of tokens; `cutting`: texts of pairs that are too
+//!   long; `vector_errors`: errors in the
 //!   shapes of other programs
 
 pub(crate) mod adapters;
 pub(crate) mod beams;
 pub(crate) mod conversation;
+pub(crate) mod cutting;
 pub(crate) mod generation;
 pub(crate) mod items;
 pub(crate) mod late;

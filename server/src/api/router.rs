@@ -62,13 +62,14 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
         endpoint("/v1/responses", post(responses::create), inference("chat"), responses::OPERATION),
+        endpoint("/v1/responses/input_tokens", post(responses::count_tokens), api, responses::COUNT_TOKENS),
         endpoint("/v1/messages", post(messages::create), inference("chat"), messages::CREATE),
         endpoint("/v1/messages/count_tokens", post(messages::count_tokens), api, messages::COUNT_TOKENS),
         endpoint("/v1/decisions", post(decisions::create), inference("decisions"), decisions::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
         // Where Cohere and text-embeddings-inference have it.
-        also_at("/v2/rerank", post(rerank::rerank), inference("rerank")),
+        also_at("/v2/rerank", post(rerank::cohere), inference("rerank")),
         also_at("/rerank", post(rerank::rerank), inference("rerank")),
         endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),
         also_at("/score", post(rerank::score), inference("score")),
@@ -81,6 +82,7 @@ fn endpoints() -> Vec<Endpoint> {
         // Also at the root, as llama.cpp serves them.
         also_at("/completions", post(completions::create), inference("text_completion")),
         also_at("/chat/completions", post(chat::create), inference("chat")),
+        also_at("/responses", post(responses::create), inference("chat")),
         also_at("/embeddings", post(embeddings::create), inference("embeddings")),
         also_at("/models", get(models::list), api),
         also_at("/models/{*id}", get(models::get), api),

@@ -119,8 +119,24 @@ fn choice_schema() -> Value {
         },
         "required": ["type", "function"],
     });
-    schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named])
+    let allowed = json!({
+        "type": "object",
+        "properties": {
+            "mode": { "enum": ["auto", "required"] },
+            "tools": schema::array(named.clone(), 0),
+        },
+        "required": ["mode", "tools"],
+    });
+    let among = json!({
+        "type": "object",
+        "properties": { "type": { "enum": [ALLOWED_TOOLS] }, ALLOWED_TOOLS: allowed },
+        "required": ["type", ALLOWED_TOOLS],
+    });
+    schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named, among])
 }
+
+/// The type of a choice that allows some of the tools.
+const ALLOWED_TOOLS: &str = "allowed_tools";
 
 /// Maximum number of tools per request of the other endpoints for conversations: agents bring those of many programs.
 const MAX_AGENT_TOOLS: usize = 512;
@@ -225,7 +241,12 @@ impl Tools {
             let message = format!("Invalid value for `{name}`: `{name}` is only allowed when `tools` are specified.");
             ApiError::invalid(name, message)
         };
-        let choice = choice(fields.take_as("tool_choice", choice_schema), &list)?;
+        let (choice, among) = choice(fields.take_as("tool_choice", choice_schema), &list)?;
+        let limited = |tool: Tool| match &among {
+            Some(names) if !names.contains(tool.name()) => tool.described_only(),
+            _ => tool,
+        };
+        let list: Vec<Tool> = list.into_iter().map(limited).collect();
         let parallel = fields.flag("parallel_tool_calls")?;
         if list.is_empty() {
             // An agent that has no tools just now may say how it would use them.
@@ -371,12 +392,14 @@ fn object_schema(
     Ok(Value::Object(schema))
 }
 
-/// `None` if absent, `Some(None)` for `none`.
-fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoice>>, ApiError> {
+/// The choice: `None` if absent, `Some(None)` for `none`; and the names of the tools that may be called, if it lists them.
+type Chosen = (Option<Option<ToolChoice>>, Option<BTreeSet<String>>);
+
+fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Chosen, ApiError> {
     const NAME: &str = "tool_choice";
-    const ALLOWED: &str = "`none`, `auto`, `required` or a function: \
-                           {\"type\": \"function\", \"function\": {\"name\": \"...\"}}";
-    let Some(value) = value else { return Ok(None) };
+    const ALLOWED: &str = "`none`, `auto`, `required`, a function, \
+                           {\"type\": \"function\", \"function\": {\"name\": \"...\"}}, or `allowed_tools`";
+    let Some(value) = value else { return Ok((None, None)) };
     let choice = match &value {
         Value::String(word) => match word.as_str() {
             "none" => None,
@@ -384,18 +407,53 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoi
             "required" => Some(ToolChoice::Required),
             _ => return Err(must_be(NAME, ALLOWED, &value)),
         },
-        Value::Object(members) if members.get("type").is_some_and(|kind| kind == "function") => {
-            let name = value.pointer("/function/name").and_then(Value::as_str);
-            let Some(name) = name else { return Err(missing("tool_choice.function.name")) };
-            if !tools.is_empty() && !tools.iter().any(|tool| tool.function.name == name) {
-                let message = format!("Tool choice {} not found in `tools` parameter.", shown(&Value::from(name)));
-                return Err(ApiError::invalid(NAME, message));
-            }
-            Some(ToolChoice::Named(name.to_owned()))
-        }
+        Value::Object(members) => match members.get("type").and_then(Value::as_str) {
+            Some("function") => Some(ToolChoice::Named(named(&value, tools, NAME)?)),
+            Some(ALLOWED_TOOLS) => return among(&value, tools),
+            _ => return Err(must_be(NAME, ALLOWED, &value)),
+        },
         _ => return Err(must_be(NAME, ALLOWED, &value)),
     };
-    Ok(Some(choice))
+    Ok((Some(choice), None))
+}
+
+/// The name of the function that `given`, which the request has at `path`, chooses.
+fn named(given: &Value, tools: &[Tool], path: &str) -> Result<String, ApiError> {
+    let name = given.pointer("/function/name").and_then(Value::as_str);
+    let Some(name) = name else { return Err(missing(format!("{path}.function.name"))) };
+    if !tools.is_empty() && !tools.iter().any(|tool| tool.function.name == name) {
+        let message = format!("Tool choice {} not found in `tools` parameter.", shown(&Value::from(name)));
+        return Err(ApiError::invalid(path.to_owned(), message));
+    }
+    Ok(name.to_owned())
+}
+
+/// The choice among some of the tools.
+fn among(given: &Value, tools: &[Tool]) -> Result<Chosen, ApiError> {
+    const PATH: &str = "tool_choice.allowed_tools";
+    let none = Value::Null;
+    let allowed = given.get(ALLOWED_TOOLS).unwrap_or(&none);
+    let choice = match allowed.get("mode").and_then(Value::as_str) {
+        Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        _ => {
+            let mode = allowed.get("mode").unwrap_or(&none);
+            return Err(must_be(format!("{PATH}.mode"), "`auto` or `required`", mode));
+        }
+    };
+    let Some(items) = allowed.get("tools").and_then(Value::as_array) else {
+        return Err(must_be(format!("{PATH}.tools"), "an array of tools", allowed.get("tools").unwrap_or(&none)));
+    };
+    let of_item = |(index, item): (usize, &Value)| named(item, tools, &format!("{PATH}.tools[{index}]"));
+    let names: BTreeSet<String> = items.iter().enumerate().map(of_item).collect::<Result<_, _>>()?;
+    if names.is_empty() && choice == ToolChoice::Required {
+        return Err(must_be(
+            format!("{PATH}.tools"),
+            "an array of at least one tool with the mode `required`",
+            &json!([]),
+        ));
+    }
+    Ok((Some(Some(choice)), Some(names)))
 }
 
 #[cfg(test)]

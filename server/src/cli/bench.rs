@@ -15,7 +15,8 @@ use hearth_model::{
     TokenId,
     decode::{
         model_runner::ModelRunner,
-        sampling::{Sampler, SamplingParams},
+        read_logits::LogitRows,
+        sampling::{LogitRow, Sampler, SamplingParams},
     },
     gpt::{
         Gpt, Init, ParamSpec,
@@ -325,6 +326,7 @@ fn decode(
     let mut runner = ModelRunner::new(gpt.clone(), n_pages, kv_dtype)?;
     if !args.enforce_eager {
         runner.capture_steps();
+        runner.go_ahead();
     }
     let mut best = f64::INFINITY;
     let mut tables: Vec<PageTable> = Vec::new();
@@ -335,10 +337,17 @@ fn decode(
         for (number, table) in tables.iter_mut().enumerate() {
             step(&mut runner, (std::slice::from_mut(table), &[]), &[&token_ids(gpt, number, args.prompt)])?;
         }
+        let mut ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
         let start = Instant::now();
-        for number in 0..args.steps {
-            let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence + number, 1)).collect();
-            step(&mut runner, (&mut tables, adapters), &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        for number in 1..=args.steps {
+            let ids_by_text: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
+            let read = step(&mut runner, (&mut tables, adapters), &ids_by_text)?;
+            // On a GPU, the most likely tokens, with which the next step is launched at once.
+            let next = read.iter().enumerate().map(|(sequence, row)| match row {
+                LogitRow::Best(best) => best.iter().map(|(id, _)| *id).take(1).collect(),
+                LogitRow::Whole(_) => token_ids(gpt, sequence + number, 1),
+            });
+            ids = next.collect();
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
@@ -347,7 +356,7 @@ fn decode(
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
     let (n_read_bytes, n_uncaptured) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));
-    let n_read_bytes = n_read_bytes?;
+    let n_read_bytes = n_read_bytes?.n_read_bytes();
     // Once more without graphs, to count all launches.
     runner.stop_capture();
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
@@ -374,12 +383,11 @@ fn decode(
 }
 
 /// One forward pass up to the logits of each sequence's last row, reading back what the most likely token needs.
-/// Returns the number of bytes read back.
 fn step(
     runner: &mut ModelRunner,
     (tables, adapters): (&mut [PageTable], &[Arc<LoadedAdapter>]),
     ids: &[&[TokenId]],
-) -> anyhow::Result<usize> {
+) -> anyhow::Result<LogitRows> {
     let adapter = |number: usize| adapters.get(number % adapters.len().max(1)).cloned();
     let parts = tables.iter_mut().zip(ids).enumerate();
     let part = |(number, (table, ids)): (usize, (_, &&[TokenId]))| StepPart {
@@ -396,9 +404,8 @@ fn step(
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = runner.logits(&output, &ends.collect::<Vec<_>>());
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
-    Ok(hearth_model::decode::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
+    Ok(runner.read_logits(&output, &ends.collect::<Vec<_>>(), &vec![needs; ids.len()])?)
 }
 
 /// `n` arbitrary tokens; which ones does not affect the speed.

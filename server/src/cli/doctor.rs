@@ -47,6 +47,9 @@ struct Report {
     adapters: Vec<Adapter>,
     asked_for: String,
     chosen: Option<Chosen>,
+    /// What the chosen device offers, if it is a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<Gpu>,
     /// Why no device could be chosen.
     problem: Option<String>,
     /// If one was asked for.
@@ -66,6 +69,38 @@ struct Chosen {
     reason: String,
 }
 
+#[derive(Debug, Serialize)]
+struct Gpu {
+    interface: String,
+    /// The fewest and the most lanes of a subgroup.
+    subgroup: [u32; 2],
+    shared_bytes: usize,
+    largest_tensor_bytes: u64,
+    has_f16: bool,
+    matrix_instructions: Vec<String>,
+    /// Those of them that prompts and training use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_matrix_instructions: Option<String>,
+    /// Why none is used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_matrix_instructions: Option<String>,
+}
+
+impl From<ops::GpuFeatures> for Gpu {
+    fn from(found: ops::GpuFeatures) -> Self {
+        Self {
+            interface: found.interface,
+            subgroup: found.subgroup,
+            shared_bytes: found.shared_bytes,
+            largest_tensor_bytes: found.largest_tensor,
+            has_f16: found.has_f16,
+            matrix_instructions: found.matrix_instructions,
+            used_matrix_instructions: found.products.clone().ok(),
+            no_matrix_instructions: found.products.err(),
+        }
+    }
+}
+
 /// Prints the report to standard output; fails if the requested device is not available.
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let report = Report::collect(args.device, args.model.as_deref())?;
@@ -81,12 +116,13 @@ impl Report {
     fn collect(choice: DeviceChoice, model: Option<&str>) -> anyhow::Result<Self> {
         let adapters = device::adapters();
         let adapters = adapters.into_iter().map(|adapter| Adapter { kind: adapter.kind, software: adapter.software });
-        let (chosen, problem, model) = match device::choose(choice) {
+        let (chosen, gpu, problem, model) = match device::choose(choice) {
             Ok(chosen) => {
                 let model = model.map(|name| ModelReport::collect(name, &chosen.device)).transpose()?;
-                (Some(Chosen { device: device::name(&chosen.device), reason: chosen.reason }), None, model)
+                let gpu = ops::gpu_features(&chosen.device).map(Gpu::from);
+                (Some(Chosen { device: device::name(&chosen.device), reason: chosen.reason }), gpu, None, model)
             }
-            Err(error) => (None, Some(error.to_string()), None),
+            Err(error) => (None, None, Some(error.to_string()), None),
         };
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Ok(Self {
@@ -102,6 +138,7 @@ impl Report {
             adapters: adapters.collect(),
             asked_for: choice.to_string(),
             chosen,
+            gpu,
             problem,
             model,
         })
@@ -134,7 +171,32 @@ impl fmt::Display for Report {
             (None, Some(_)) => writeln!(f, "device    none for `--device {}`", self.asked_for)?,
             (None, None) => {}
         }
+        self.gpu.iter().try_for_each(|gpu| gpu.fmt(f))?;
         self.model.iter().try_for_each(|model| model.fmt(f))
+    }
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [least, most] = self.subgroup;
+        let lanes = if least == most { least.to_string() } else { format!("{least} to {most}") };
+        let shared = self.shared_bytes >> 10;
+        let largest = gibibytes(self.largest_tensor_bytes);
+        writeln!(
+            f,
+            "gpu       {}: subgroups of {lanes}, {shared} KiB shared, tensors up to {largest}",
+            self.interface
+        )?;
+        writeln!(
+            f,
+            "f16       {}",
+            if self.has_f16 { "read as such" } else { "unpacked from integers: the GPU has none" }
+        )?;
+        match (&self.used_matrix_instructions, &self.no_matrix_instructions) {
+            (Some(used), _) => writeln!(f, "matrix    {used}, for prompts of 128 tokens or more, and for training"),
+            (None, Some(why)) => writeln!(f, "matrix    no matrix instructions: {why}"),
+            (None, None) => Ok(()),
+        }
     }
 }
 

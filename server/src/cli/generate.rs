@@ -11,7 +11,7 @@ use anyhow::Context;
 use clap::Args;
 use hearth_engine::{
     Event, LocalEngine, LocalOptions,
-    request::{RequestParts, StopConditions},
+    request::{RequestParts, StopConditions, ValidationError, begun_by},
 };
 use hearth_model::text::tokenizer::EncodeOptions;
 
@@ -23,6 +23,10 @@ use crate::config::ModelConfig;
 pub(crate) struct GenerateArgs {
     /// Text to continue, or the source of an encoder-decoder; `-` reads it from standard input
     prompt: String,
+    /// How the answer of an encoder-decoder begins, such as the token of a target language [default: the tokens that the model's
+    /// files name]
+    #[arg(long, value_name = "TEXT")]
+    decoder_prompt: Option<String>,
     #[command(flatten)]
     model: ModelConfig,
     /// Maximum number of tokens to generate
@@ -42,9 +46,14 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     let model = args.sampling.defaults.sampling_defaults.of(download::load_for_answers(&args.model)?);
     let given_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let n_prompt = given_ids.len();
-    let (source_ids, prompt_ids) = match model.gpt.config().is_encoder_decoder() {
-        true => (given_ids, model.decoder_start),
-        false => (Vec::new(), given_ids),
+    let (source_ids, prompt_ids) = match (model.gpt.config().is_encoder_decoder(), &args.decoder_prompt) {
+        (true, None) => (given_ids, model.decoder_start),
+        (true, Some(begun)) => {
+            let begun = model.tokenizer.encode(begun, EncodeOptions::RENDERED)?;
+            (given_ids, begun_by(&model.decoder_start, begun))
+        }
+        (false, None) => (Vec::new(), given_ids),
+        (false, Some(_)) => return Err(ValidationError::NoEncoder { param: "--decoder-prompt" }.into()),
     };
     let n_begun = prompt_ids.len();
     let request = RequestParts {

@@ -48,6 +48,12 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
         ..SaveOptions::default()
     };
     let gpt = match &loaded.classifier {
+        Some(classifier) if classifier.is_of_tokens() => {
+            anyhow::bail!(
+                "`{}` has a head for the classes of tokens, which is not quantized\nhint: serve it as it is",
+                model.display()
+            )
+        }
         Some(classifier) => loaded.gpt.with_classifier(classifier, &device)?,
         None => loaded.gpt,
     };

@@ -128,7 +128,7 @@ def check_vectors(hearth, folder, reference, what, log, longest, n=40):
         kept = torch.nn.functional.normalize(torch.tensor(expected)[:, :8], dim=1)
         compare(f"{what}, 8 dimensions", [entry["embedding"] for entry in shorter], kept.tolist())
         query, documents = inputs[0], inputs[1:]
-        ranked = post(f"{url}/v1/rerank", {"query": query, "documents": documents})["results"]
+        ranked = post(f"{url}/v1/rerank", {"query": query, "documents": documents, "truncate_prompt_tokens": -1})["results"]
         unit = torch.nn.functional.normalize(torch.tensor(expected), dim=1)
         cosines = (unit[1:] @ unit[0]).tolist()
         assert [entry["index"] for entry in ranked] == sorted(range(len(documents)), key=lambda at: -cosines[at]), what
@@ -170,9 +170,9 @@ def cross_encoders(hearth, work, log):
                 if n_labels == 1:
                     reference = CrossEncoder(str(folder), device="cpu", max_length=64)
                     expected = reference.predict([(inputs[0], text) for text in inputs[1:]]).tolist()
-                    scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+                    scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:], "truncate_prompt_tokens": -1})["data"]
                     compare(f"{kind}, scores of pairs", [[score["score"] for score in scores]], [expected])
-                    ranked = post(f"{url}/rerank", {"query": inputs[0], "texts": inputs[1:]})
+                    ranked = post(f"{url}/rerank", {"query": inputs[0], "texts": inputs[1:], "truncate": True})
                     assert [entry["index"] for entry in ranked] == sorted(range(len(expected)), key=lambda at: -expected[at])
                     continue
                 encoded = words(inputs, padding=True, truncation=True, max_length=64, return_tensors="pt")
@@ -263,10 +263,10 @@ def check_late(hearth, folder, reference, what, queries, documents, log):
                 far = worst(entry["data"], vectors.tolist())
                 assert far <= TOLERANCE, f"{what}, {name}: {far:.1e} away"
         expected = reference.similarity(reference.encode_query(queries[:1]), reference.encode_document(documents))[0].tolist()
-        scores = post(f"{url}/v1/score", {"text_1": queries[0], "text_2": documents})["data"]
+        scores = post(f"{url}/v1/score", {"text_1": queries[0], "text_2": documents, "truncate_prompt_tokens": -1})["data"]
         far = worst([[score["score"] for score in scores]], [expected])
         assert far <= 24 * TOLERANCE, f"{what}: scores are {far:.1e} away"
-        ranked = post(f"{url}/v1/rerank", {"query": queries[0], "documents": documents})["results"]
+        ranked = post(f"{url}/v1/rerank", {"query": queries[0], "documents": documents, "truncate_prompt_tokens": -1})["results"]
         assert [entry["index"] for entry in ranked] == sorted(range(len(documents)), key=lambda at: -scores[at]["score"])
         print(f"ok      {what}: scores within {far:.1e}", flush=True)
 
@@ -303,7 +303,7 @@ def decoders(hearth, work, log):
     decoder(folder, "Qwen3ForSequenceClassification", num_labels=1)
     expected = CrossEncoder(str(folder), device="cpu").predict(pairs).tolist()
     with served(hearth, folder, log) as url:
-        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:], "truncate_prompt_tokens": -1})["data"]
         compare("qwen3, head for pairs", [[score["score"] for score in scores]], [expected])
 
     folder = work / "qwen3-yes-no"
@@ -326,7 +326,7 @@ def decoders(hearth, work, log):
             return (logits[yes] - logits[no]).sigmoid().item()
         expected = [score(pair) for pair in pairs]
     with served(hearth, folder, log) as url:
-        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:], "truncate_prompt_tokens": -1})["data"]
         compare("qwen3, yes or no", [[score["score"] for score in scores]], [expected])
         assert post(f"{url}/v1/completions", {"prompt": "the cat", "max_tokens": 2})["choices"]
     # vLLM's key says the same.
@@ -334,7 +334,7 @@ def decoders(hearth, work, log):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "classifier_from_token": ["not", "and"]}))
     with served(hearth, folder, log) as url:
-        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:]})["data"]
+        scores = post(f"{url}/v1/score", {"text_1": inputs[0], "text_2": inputs[1:], "truncate_prompt_tokens": -1})["data"]
         compare("qwen3, yes or no, by vLLM's key", [[score["score"] for score in scores]], [expected])
 
 

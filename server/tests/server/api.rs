@@ -489,3 +489,23 @@ async fn echoed_token_ids_are_decoded_like_the_tokenizer_decodes_them() {
     let answer = server.complete(json!({ "prompt": ids, "max_tokens": 0, "echo": true })).await;
     assert_eq!(text(&answer), tokenizer().decode(&ids, DecodeOptions { skip_special_tokens: false }));
 }
+
+/// As llama.cpp serves them.
+#[tokio::test]
+async fn endpoints_of_openai_are_also_at_the_root() {
+    let server = Server::start();
+    let chat = json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 1 });
+    for (path, body) in [
+        ("/completions", json!({ "prompt": "x", "max_tokens": 1 })),
+        ("/chat/completions", chat),
+        ("/responses", json!({ "input": "x", "max_output_tokens": 1 })),
+        ("/embeddings", json!({ "input": "x" })),
+    ] {
+        let answer = server.post_to(path, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text);
+        assert!(answer.json()["object"].is_string(), "{path}");
+    }
+    for path in ["/models", &format!("/models/{MODEL}")] {
+        assert_eq!(server.get(path).await.text, server.get(&format!("/v1{path}")).await.text);
+    }
+}

@@ -11,7 +11,7 @@ use hearth_model::{
 use hearth_server::{api::wire::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
-use crate::support::{MODEL, OPTIONS, Server, fold, is_idle, model, tokenizer_files};
+use crate::support::{MAX_SEQ_LEN, MODEL, OPTIONS, Server, fold, is_idle, model, tokenizer_files};
 
 const PREFIX: u32 = 259;
 const SUFFIX: u32 = 260;
@@ -175,4 +175,24 @@ async fn infill_endpoint_rejects_what_it_cannot_do_by_name() {
         assert!(answer.error().contains(message), "{}", answer.text);
         assert_eq!(answer.json()["error"]["param"], param, "{body}");
     }
+}
+
+/// Where a prompt cannot be cut, no hint names the parameter that would cut it.
+#[tokio::test]
+async fn long_texts_have_a_hint_that_the_endpoint_can_follow() {
+    let server = server();
+    let long = "x".repeat(MAX_SEQ_LEN + 1);
+    let question = json!({ "type": "predicate", "instructions": "x" });
+    for (path, body) in [
+        ("/infill", json!({ "input_prefix": long, "input_suffix": "y" })),
+        ("/infill", json!({ "input_prefix": "x".repeat(MAX_SEQ_LEN - 1), "input_suffix": "y" })),
+        ("/v1/completions", json!({ "prompt": long, "suffix": "y" })),
+        ("/v1/decisions", json!({ "input": long, "questions": [question] })),
+    ] {
+        let answer = server.post_to(path, body.to_string()).await;
+        assert_eq!(answer.json()["error"]["code"], "context_length_exceeded", "{path}");
+        assert!(answer.error().ends_with("\nhint: shorten the text"), "{path}: {}", answer.error());
+    }
+    let answer = server.post_to("/v1/completions", json!({ "prompt": long }).to_string()).await;
+    assert!(answer.error().contains("hint: `truncate_prompt_tokens`"), "{}", answer.error());
 }

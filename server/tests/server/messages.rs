@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     responses::events,
-    support::{MODEL, Server, request_to, tokenizer},
+    support::{MAX_SEQ_LEN, MODEL, Server, request_to, tokenizer},
     written_calls,
 };
 
@@ -166,6 +166,33 @@ async fn count_tokens_counts_the_prompt_of_a_message() {
 }
 
 #[tokio::test]
+async fn results_that_are_errors_say_so_in_the_prompt() {
+    let server = Server::start();
+    let count = async |result: Value| {
+        let mut result = result;
+        (result["type"], result["tool_use_id"]) = (json!("tool_result"), json!("1"));
+        let call = json!({ "type": "tool_use", "id": "1", "name": "f", "input": {} });
+        let messages = json!([
+            { "role": "user", "content": "x" }, { "role": "assistant", "content": [call] },
+            { "role": "user", "content": [result] },
+        ]);
+        let body = json!({ "messages": messages }).to_string();
+        server.post_to("/v1/messages/count_tokens", body).await.json()["input_tokens"].as_u64().unwrap()
+    };
+    let text = |text: &str| json!([{ "type": "text", "text": text }]);
+    for (marked, plain) in [
+        (json!({ "content": "no file", "is_error": true }), "Error: no file"),
+        (json!({ "content": text("no file"), "is_error": true }), "Error: no file"),
+        (json!({ "content": "error: no file", "is_error": true }), "error: no file"),
+        (json!({ "is_error": true }), "Error"),
+        (json!({ "content": "no file", "is_error": false }), "no file"),
+    ] {
+        let count = (count(marked.clone()).await, count(json!({ "content": plain })).await);
+        assert_eq!(count.0, count.1, "{marked}");
+    }
+}
+
+#[tokio::test]
 async fn wrong_requests_are_rejected_in_the_shape_of_anthropic() {
     let server = Server::start();
     let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
@@ -200,6 +227,14 @@ async fn wrong_requests_are_rejected_in_the_shape_of_anthropic() {
         assert_eq!((&json["type"], &json["error"]["type"]), (&json!("error"), &json!("invalid_request_error")));
         assert!(json["error"]["message"].as_str().unwrap().contains(name), "{name}: {json}");
     }
+    // Agents read these words, and shorten the conversation.
+    let long = json!([{ "role": "user", "content": "x".repeat(MAX_SEQ_LEN) }]);
+    let message =
+        server.post_to(PATH, body(&json!({ "messages": long })).to_string()).await.json()["error"]["message"].clone();
+    let message = message.as_str().unwrap();
+    assert!(
+        message.starts_with("prompt is too long: ") && message.contains(&format!(" tokens > {MAX_SEQ_LEN} maximum\n"))
+    );
     let unknown = server.post_to(PATH, body(&json!({ "model": "claude-9" })).to_string()).await;
     assert_eq!((unknown.status, &unknown.json()["error"]["type"]), (StatusCode::NOT_FOUND, &json!("not_found_error")));
     // Errors before the body is read, too.

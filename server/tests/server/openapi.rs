@@ -25,7 +25,7 @@ fn minimal_body(path: &str) -> Value {
         "/infill" => json!({ "input_prefix": "x", "input_suffix": "y" }),
         "/messages" => json!({ "max_tokens": 4, "messages": [{ "role": "user", "content": "x" }] }),
         "/messages/count_tokens" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
-        "/responses" => json!({ "input": "x" }),
+        "/responses" | "/responses/input_tokens" => json!({ "input": "x" }),
         "/detokenize" => json!({ "tokens": [0] }),
         "/embeddings" | "/inspect" | "/classify" | "/pooling" => json!({ "input": "x" }),
         "/v2/embed" => json!({ "texts": ["x"] }),

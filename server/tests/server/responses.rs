@@ -138,6 +138,110 @@ async fn custom_tools_have_their_input_as_text() {
     assert_eq!((&call["type"], &call["input"]), (&json!("custom_tool_call"), &json!("ls \"a\"")));
 }
 
+/// The model sees one list of names, and the client its own.
+#[tokio::test]
+async fn tools_of_a_namespace_are_called_by_their_own_names() {
+    let with_a = json!({ "type": "object", "properties": { "a": { "type": "integer" } }, "required": ["a"] });
+    let find = json!({ "type": "function", "name": "find", "parameters": with_a });
+    let run = json!({ "type": "custom", "name": "run" });
+    let tools = json!([
+        { "type": "namespace", "name": "crm", "description": "Customers.", "tools": [find, run] },
+        { "type": "namespace", "name": "mcp__files__", "description": "Files.", "tools": [find] },
+    ]);
+    for (called, namespace, name, arguments) in [
+        ("crm__find", "crm", "find", "{\"a\": 1}"),
+        ("crm__run", "crm", "run", "{\"input\": \"ls\"}"),
+        ("mcp__files__find", "mcp__files__", "find", "{\"a\": 1}"),
+    ] {
+        let text = format!("<tool_call>\n{{\"name\": \"{called}\", \"arguments\": {arguments}}}\n</tool_call>");
+        let server = written_calls::server("<tool_call>", "x", &text);
+        for choice in ["auto", "required"] {
+            let body = json!({
+                "input": "x", "tools": tools, "tool_choice": choice, "parallel_tool_calls": false, "temperature": 0,
+            });
+            let answer = output(&server, &body).await;
+            let call = &answer["output"][0];
+            assert_eq!((&call["namespace"], &call["name"]), (&json!(namespace), &json!(name)), "{answer}");
+            assert_eq!(answer["tools"], tools);
+            for event in events(&server, PATH, &body).await {
+                if event["type"] == "response.function_call_arguments.done" {
+                    assert_eq!(event["name"], name);
+                }
+            }
+        }
+    }
+    // Back in the prompt, and named by the choice.
+    let server = Server::start();
+    let call = |more: Value| {
+        let mut call = json!({ "type": "function_call", "call_id": "1", "arguments": "{}" });
+        call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        call
+    };
+    let output = json!({ "type": "function_call_output", "call_id": "1", "output": "x" });
+    let count = async |call: Value| {
+        let body = json!({ "input": [{ "role": "user", "content": "x" }, call, output], "max_output_tokens": 1 });
+        respond(&server, &body).await["usage"]["input_tokens"].clone()
+    };
+    let joined = count(call(json!({ "name": "crm__find" }))).await;
+    assert_eq!(count(call(json!({ "name": "find", "namespace": "crm" }))).await, joined);
+    for (choice, status) in [("find", StatusCode::OK), ("crm__find", StatusCode::OK), ("lost", StatusCode::BAD_REQUEST)]
+    {
+        let choice = json!({ "type": "function", "name": choice });
+        let body = json!({ "input": "x", "tools": tools, "tool_choice": choice, "max_output_tokens": 1 });
+        assert_eq!(server.post_to(PATH, body.to_string()).await.status, status, "{choice}");
+    }
+    let twice = json!([{ "type": "namespace", "name": "crm", "tools": [find, find] }]);
+    let answer = server.post_to(PATH, json!({ "input": "x", "tools": twice }).to_string()).await;
+    assert_eq!(answer.json()["error"]["param"], "tools[0].tools[1].name", "{}", answer.text);
+}
+
+#[tokio::test]
+async fn input_tokens_counts_the_prompt_of_a_response() {
+    let server = Server::start();
+    let tool = function("f");
+    for body in [
+        json!({ "input": "hi" }),
+        json!({ "model": MODEL, "input": [{ "role": "user", "content": "x" }], "instructions": "y", "tools": [tool] }),
+    ] {
+        let counted = server.post_to("/v1/responses/input_tokens", body.to_string()).await;
+        let mut body = body;
+        body["max_output_tokens"] = json!(1);
+        let n_input = respond(&server, &body).await["usage"]["input_tokens"].clone();
+        assert_eq!(counted.json(), json!({ "object": "response.input_tokens", "input_tokens": n_input }));
+    }
+    let unknown = json!({ "model": "gpt-5", "input": "x" }).to_string();
+    assert_eq!(server.post_to("/v1/responses/input_tokens", unknown).await.status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn log_probabilities_are_those_of_the_text_without_thoughts_and_marks() {
+    let joined = |entries: &Value| -> String {
+        entries.as_array().unwrap().iter().map(|entry| entry["token"].as_str().unwrap()).collect()
+    };
+    for (prompt, written, said) in [
+        ("x", "The end.\n", "The end.\n"),
+        ("x", "<think>\nt\n</think>\n\nThe end.", "The end."),
+        ("x<think>\n", "t</think>The end.", "The end."),
+        ("x<think>\n", "t\n</think>\nThe <b> \n\n end.", "The <b> \n\n end."),
+    ] {
+        for server in [
+            written_calls::server("</think>", prompt, written),
+            written_calls::server_of_tokens("</think>", prompt, written),
+        ] {
+            let body = json!({
+                "input": "x", "temperature": 0, "top_logprobs": 1, "include": ["message.output_text.logprobs"],
+            });
+            let answer = output(&server, &body).await;
+            let items = answer["output"].as_array().unwrap();
+            let part = &items[items.len() - 1]["content"][0];
+            assert_eq!((&part["text"], joined(&part["logprobs"])), (&json!(said), said.to_owned()), "{written}");
+            let events = events(&server, PATH, &body).await;
+            let deltas = events.iter().filter(|event| event["type"] == "response.output_text.delta");
+            assert_eq!(deltas.map(|event| joined(&event["logprobs"])).collect::<String>(), said, "{written}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn thoughts_travel_back_through_encrypted_content() {
     let server = Server::start();
@@ -167,6 +271,11 @@ async fn wrong_requests_are_rejected_with_their_path() {
         (json!({ "input": [] }), "input"),
         (json!({ "input": [{ "type": "screenshot" }] }), "input[0].type"),
         (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "input[0].type"),
+        (json!({ "tools": [{ "type": "namespace", "name": "x" }] }), "tools[0].tools"),
+        (
+            json!({ "tools": [{ "type": "namespace", "name": "x", "tools": [{ "type": "mcp" }] }] }),
+            "tools[0].tools[0].type",
+        ),
         (json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }] }), "input[0].content[0].type"),
         (
             json!({ "input": [{ "role": "user", "content": [{ "type": "input_json", "data": {} }] }] }),

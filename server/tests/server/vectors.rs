@@ -1,15 +1,17 @@
 //! Vectors in other programs' shapes, prompts before texts, vectors of tokens, and scores made of them.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, fs, path::Path, sync::Arc};
 
 use axum::http::StatusCode;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use burn::tensor::Device;
+use hearth_engine::Models;
 use hearth_model::{
     gpt::pooling::{
         ClassScores, Classifier, DenseActivation, DenseLayer, LateInteraction, LateText, OwnPooling, PairForm, Pooling,
         Prompts,
     },
-    weights::model_dir::LoadedModel,
+    weights::model_dir::{LoadOptions, LoadedModel, load},
 };
 use hearth_server::engine::Engine;
 use serde_json::{Value, json};
@@ -226,19 +228,80 @@ async fn pooling_gives_what_the_task_says_in_numbers_and_base64() {
     assert!(refused.error().contains("does not tell classes apart"), "{}", refused.error());
 }
 
-#[tokio::test]
-async fn decoders_that_compare_texts_read_them_within_a_text_and_write_none_if_they_cannot() {
+/// A score of a pair as `<first|second>`.
+fn of_pairs() -> Classifier {
     let weight: Vec<f32> = (0..32u8).map(|column| f32::from(column) / 8.0 - 2.0).collect();
     let layer = DenseLayer { weight, bias: Vec::new(), d_in: 32, activation: DenseActivation::Identity, norm: None };
-    let classifier = Classifier {
+    Classifier {
         pooling: Pooling::Last,
-        layers: vec![layer.clone()].into(),
+        layers: vec![layer].into(),
         labels: vec!["LABEL_0".to_owned()],
         scores: ClassScores::Logits,
         pair_form: PairForm::Within(["<".to_owned(), "|".to_owned(), ">".to_owned()]),
+    }
+}
+
+/// Whatever the texts are compared with.
+#[tokio::test]
+async fn texts_that_are_too_long_to_be_scored_are_refused_or_cut_as_the_request_says() {
+    let long = "zq".repeat(40);
+    let by_pairs = server(|model| LoadedModel { classifier: Some(of_pairs()), text_limit: Some(12), ..model });
+    let late = LateInteraction {
+        layers: Arc::default(),
+        query: LateText { prompt: String::new(), mark: None, max_tokens: Some(8) },
+        document: LateText { prompt: String::new(), mark: None, max_tokens: Some(8) },
+        expansion: None,
+        skipped: BTreeSet::new(),
     };
+    let by_tokens = server(|model| LoadedModel { own_pooling: OwnPooling::Late(Arc::new(late)), ..model });
+    for server in [by_pairs, prompted_within(Some(12)), by_tokens] {
+        let refused = async |path: &str, body: Value| {
+            let answer = server.post_to(path, body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", answer.text);
+            answer.error()
+        };
+        let pairs = json!({ "text_1": "a", "text_2": ["b", long] });
+        let error = refused("/v1/score", pairs.clone()).await;
+        assert!(error.contains("`text_2` has a text that is too long, number 2"), "{error}");
+        assert!(error.contains("hint: `truncate_prompt_tokens: -1` cuts it at its end"), "{error}");
+        let with = |mut body: Value, name: &str, value: Value| {
+            body[name] = value;
+            body
+        };
+        let cut = post(&server, "/v1/score", with(pairs, "truncate_prompt_tokens", json!(-1))).await;
+        let n_cut = cut["usage"]["prompt_tokens_details"]["truncated_tokens"].as_u64().unwrap();
+        assert!(n_cut > 10, "{cut}");
+        let documents = json!({ "query": "a", "documents": ["b", long] });
+        let error = refused("/v1/rerank", documents.clone()).await;
+        assert!(error.contains("`documents` has a text that is too long, number 2"), "{error}");
+        // Cohere's API cuts, and says so.
+        let by_cohere = post(&server, "/v2/rerank", documents.clone()).await;
+        assert_eq!(by_cohere["usage"]["prompt_tokens_details"]["truncated_tokens"], n_cut);
+        let score_of = |ranked: &Value, at: u64| {
+            let results = ranked["results"].as_array().unwrap().iter();
+            results.clone().find(|result| result["index"] == at).unwrap()["relevance_score"].clone()
+        };
+        assert_eq!(score_of(&by_cohere, 1), cut["data"][1]["score"]);
+        // A document that is shortened by itself is read as if it ended there.
+        let ids = tokenizer().encode(&long, hearth_model::text::tokenizer::EncodeOptions::TEXT).unwrap();
+        let start = tokenizer().decode(&ids[..2], hearth_model::text::tokenizer::DecodeOptions::default());
+        let short = post(&server, "/v1/rerank", with(documents, "max_tokens_per_doc", json!(2))).await;
+        let expected = post(&server, "/v1/rerank", json!({ "query": "a", "documents": [start] })).await;
+        assert_eq!(score_of(&short, 1), score_of(&expected, 0));
+        let texts = json!({ "query": "a", "texts": [long] });
+        let error = refused("/rerank", texts.clone()).await;
+        assert!(error.contains("`texts` has a text") && error.contains("hint: `truncate: true`"), "{error}");
+        let whole = post(&server, "/rerank", with(texts.clone(), "truncate", json!(true))).await;
+        assert_eq!(whole[0]["score"], cut["data"][1]["score"]);
+        let error = refused("/rerank", with(texts, "truncation_direction", json!("left"))).await;
+        assert!(error.contains("`truncation_direction`"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn decoders_that_compare_texts_read_them_within_a_text_and_write_none_if_they_cannot() {
     let server_of = |writes_text| {
-        let classifier = Some(classifier.clone());
+        let classifier = Some(of_pairs());
         server(move |model| LoadedModel { classifier, writes_text, ..model })
     };
     let server = server_of(false);
@@ -253,4 +316,45 @@ async fn decoders_that_compare_texts_read_them_within_a_text_and_write_none_if_t
         scores["data"]
     );
     post(&writer, "/v1/completions", json!({ "prompt": "x", "max_tokens": 1 })).await;
+}
+
+/// `model/tests/golden/make_token_classes.py` made the models.
+#[tokio::test]
+async fn classes_of_tokens_are_those_of_transformers_and_no_classes_of_texts() {
+    for family in ["bert", "modernbert"] {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/token-classes").join(family);
+        let expected: Value = serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
+        let options = LoadOptions { device: Device::flex(), dtype: None };
+        let engine = Engine::start(move || Ok(Models::from(load(&golden, &options)?)), OPTIONS).unwrap();
+        let server = Server::trusting_templates(engine);
+        let expected = expected.as_array().unwrap();
+        let texts: Vec<&Value> = expected.iter().map(|case| &case["text"]).collect();
+        let found = post(&server, "/pooling", json!({ "input": texts, "task": "token_classify" })).await;
+        assert_eq!(found["data"], post(&server, "/pooling", json!({ "input": texts })).await["data"]);
+        for (case, found) in expected.iter().zip(found["data"].as_array().unwrap()) {
+            let (classes, found) = (case["classes"].as_array().unwrap(), found["data"].as_array().unwrap());
+            assert_eq!((classes.len(), found.len()), (case["ids"].as_array().unwrap().len(), classes.len()));
+            for (expected, found) in classes.iter().map(numbers).zip(found.iter().map(numbers)) {
+                let far = expected.iter().zip(&found).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                assert!(found.len() == 3 && far < 1e-5, "{family}, {}: {found:?}, expected {expected:?}", case["text"]);
+            }
+        }
+        for (path, body, message) in [
+            ("/classify", json!({ "input": "a cat" }), "tells the classes of tokens, not of texts"),
+            ("/pooling", json!({ "input": "a cat", "task": "classify" }), "another than `classify`"),
+            ("/v1/score", json!({ "text_1": "a", "text_2": "b" }), "no score for a pair of texts"),
+            (
+                "/v1/chat/completions",
+                json!({ "messages": [{ "role": "user", "content": "a" }] }),
+                "this model is an encoder: it makes vectors, scores or classes of texts, and writes none\nhint: use `/v1/embeddings`",
+            ),
+        ] {
+            let answer = server.post_to(path, body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}: {}", answer.text);
+            assert!(answer.error().contains(message), "{}", answer.error());
+        }
+    }
+    let body = json!({ "input": "x", "task": "token_classify" }).to_string();
+    let answer = prompted().post_to("/pooling", body).await;
+    assert!(answer.error().contains("`ForTokenClassification`"), "{}", answer.error());
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::{
     position_models::{self, D_MODEL},
-    support::{EOS, Server, tokenizer},
+    support::{CHAT, EOS, Server, tokenizer},
     tools::{fold, message, tool},
 };
 
@@ -154,5 +154,58 @@ async fn no_text_of_an_answer_is_lost_to_the_call_parser() {
         let content = part.filter(|part| part.starts_with('/') || part.is_empty()).map(|part| format!("<{part}"));
         let cut = content.map_or(cut, |content| expected(&content, &calls, "length"));
         assert_eq!(found, cut, "{max_tokens}");
+    }
+}
+
+/// gpt-oss ends a turn with a mark that may also be before another call.
+#[tokio::test]
+async fn mark_after_the_last_required_call_does_not_force_another() {
+    let call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>";
+    for is_parallel in [true, false] {
+        for choice in [json!("required"), json!("auto"), json!({ "type": "function", "function": { "name": "now" } })] {
+            let more = json!({ "tool_choice": choice, "parallel_tool_calls": is_parallel, "max_tokens": 300 });
+            let found = answer(&server("<|channel|>to=functions.", "x", call), more).await;
+            assert_eq!(found, expected("", &[("now", "{}")], "tool_calls"), "{choice}");
+        }
+    }
+    let two = format!("{call}<|start|>assistant{call}");
+    let more = json!({ "tool_choice": "required", "max_tokens": 300 });
+    let found = answer(&server("<|channel|>to=functions.", "x", &two), more).await;
+    assert_eq!(found, expected("", &[("now", "{}"); 2], "tool_calls"));
+}
+
+#[tokio::test]
+async fn only_allowed_tools_are_called_and_all_are_described() {
+    let call = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+    let server = server("<tool_call>", "x", call);
+    let choice = |mode: &str, names: &[&str]| {
+        let of = |name: &&str| json!({ "type": "function", "function": { "name": name } });
+        let tools: Vec<Value> = names.iter().map(of).collect();
+        json!({ "type": "allowed_tools", "allowed_tools": { "mode": mode, "tools": tools } })
+    };
+    for mode in ["auto", "required"] {
+        for (names, called) in [(&["now"][..], "now"), (&["now", "weather"], "weather")] {
+            let more = json!({ "tool_choice": choice(mode, names), "parallel_tool_calls": false, "max_tokens": 200 });
+            let (message, _) = answer(&server, more).await;
+            let calls = message["calls"].as_array().unwrap();
+            // Forced away from its text, the model writes white space between the braces.
+            assert_eq!((calls.len(), &calls[0]["name"]), (1, &json!(called)), "{mode} {names:?}: {message}");
+        }
+    }
+    // With none, what looks like a call is text.
+    let more = json!({ "tool_choice": choice("auto", &[]), "max_tokens": 200 });
+    assert_eq!(answer(&server, more).await, expected(call, &[], "stop"));
+    let function = |more: Value| {
+        let tools = json!([tool("now", &json!({ "type": "object" }))]);
+        json!({ "messages": [{ "role": "user", "content": "x" }], "tools": tools, "tool_choice": more })
+    };
+    for (choice, param) in [
+        (choice("auto", &["storm"]), "tool_choice.allowed_tools.tools[0]"),
+        (choice("required", &[]), "tool_choice.allowed_tools.tools"),
+        (choice("any", &["now"]), "tool_choice.allowed_tools.mode"),
+        (json!({ "type": "allowed_tools" }), "tool_choice.allowed_tools.mode"),
+    ] {
+        let answer = server.post_to(CHAT, function(choice).to_string()).await;
+        assert_eq!((answer.status.as_u16(), &answer.json()["error"]["param"]), (400, &json!(param)), "{}", answer.text);
     }
 }

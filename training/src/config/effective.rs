@@ -110,8 +110,14 @@ const RULES: &[Rule] = &[
         }),
     },
     Rule {
-        keys: &["objective.temperature", "objective.negatives"],
+        keys: &["objective.negatives", "objective.margins"],
         when: When::Settings("`objective.kind=contrastive`", |config| {
+            config.objective.objective().uses_setting("negatives")
+        }),
+    },
+    Rule {
+        keys: &["objective.temperature"],
+        when: When::Settings("`objective.kind=contrastive` without margins", |config| {
             config.objective.objective().uses_setting("temperature")
         }),
     },

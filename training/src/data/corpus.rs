@@ -46,7 +46,7 @@ pub(crate) use source_target::{FieldNames, SourceTarget, source_target_members};
 pub use split::{SplitText, split_by_chars};
 pub use text::check_separator;
 pub(crate) use text::{note_of_end, note_of_kind, note_of_mark};
-pub(crate) use text_record::{NEGATIVE, labeled_members, labeled_of, pair_members, pair_of};
+pub(crate) use text_record::{MARGIN, NEGATIVE, labeled_members, labeled_of, margin_of, pair_members, pair_of};
 pub use token_file::read_tokens;
 pub(crate) use words::GPT4_PATTERN;
 pub use words::WordSplit;

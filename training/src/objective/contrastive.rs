@@ -5,8 +5,9 @@
 //! - Rows: pairs of an anchor and its positive, or with a negative behind them, each text a row.
 //! - Loss: the mean over the pairs of the cross entropy of the anchor's positive among all positives and negatives of the batch,
 //!   by their cosines divided by a temperature. A step is one micro-batch, since its texts are each other's negatives.
+//! - With margins ([`margins`](super::margins)): the mean over the pairs of the square of how far they are missed.
 //! - A step counts pairs.
-//! - Score: the mean loss, and the share of anchors whose positive is the nearest of its batch.
+//! - Score: the mean loss, and the share of anchors whose positive is the nearest of its batch, or with margins nearer than its negative.
 
 use std::iter::zip;
 
@@ -16,6 +17,7 @@ use rayon::prelude::*;
 
 use super::{
     Objective, RowKind, StepIndex, TextPooling, TrainingPass,
+    margins::MarginLosses,
     text_vectors::{TextVectors, vectors_of},
 };
 use crate::{
@@ -35,6 +37,13 @@ pub(super) struct Contrastive {
     pub(super) pooling: TextPooling,
     /// Texts of an item: 2, or 3 with a negative.
     pub(super) texts_per_item: usize,
+    /// Whether the margins of the items are learned.
+    pub(super) margins: bool,
+}
+
+/// The margins of a batch's items.
+fn margins_of(batch: &Batch) -> &[f64] {
+    batch.items.as_ref().map_or(&[], |items| &items.margins)
 }
 
 impl Objective for Contrastive {
@@ -47,7 +56,7 @@ impl Objective for Contrastive {
     }
 
     fn uses_setting(&self, name: &str) -> bool {
-        ["temperature", "pooling", "negatives"].contains(&name)
+        ["pooling", "negatives", "margins"].contains(&name) || name == "temperature" && !self.margins
     }
 
     fn takes_z_loss(&self) -> bool {
@@ -65,9 +74,19 @@ impl Objective for Contrastive {
     fn losses(&self, pass: &mut TrainingPass<'_>, index: StepIndex) -> Result<Losses> {
         let hidden = pass.hidden();
         let texts = TextVectors::new(pass.batch, hidden.clone().inner(), self.pooling)?;
-        let found = PairLosses::new(&texts.vectors, self.texts_per_item, self.temperature);
-        let loss = found.losses.iter().sum::<f64>() / index.total_weight;
-        Ok(texts.losses(pass, hidden, (loss, &found.gradients(index.total_weight))))
+        let weight = index.total_weight;
+        let (losses, gradients) = match self.margins {
+            true => {
+                let found = MarginLosses::new(&texts.vectors, margins_of(pass.batch));
+                (found.losses(), found.gradients(weight))
+            }
+            false => {
+                let found = PairLosses::new(&texts.vectors, self.texts_per_item, self.temperature);
+                let gradients = found.gradients(weight);
+                (found.losses, gradients)
+            }
+        };
+        Ok(texts.losses(pass, hidden, (losses.iter().sum::<f64>() / weight, &gradients)))
     }
 
     fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score> {
@@ -76,9 +95,18 @@ impl Objective for Contrastive {
         let batches = batches.take(windows.max_batches.unwrap_or(usize::MAX)).enumerate();
         for (_, batch) in batches.filter(|(number, _)| group.is_mine(*number)) {
             let vectors = vectors_of(gpt, &batch, self.pooling)?;
-            let found = PairLosses::new(&vectors, self.texts_per_item, self.temperature);
+            let (losses, n_nearest) = match self.margins {
+                true => {
+                    let found = MarginLosses::new(&vectors, margins_of(&batch));
+                    (found.losses(), found.n_nearest)
+                }
+                false => {
+                    let found = PairLosses::new(&vectors, self.texts_per_item, self.temperature);
+                    (found.losses, found.n_nearest)
+                }
+            };
             // Bits, since a message between ranks has not all floats.
-            own.push((found.losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>(), found.n_nearest));
+            own.push((losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>(), n_nearest));
         }
         let (losses, n_nearest): (Vec<_>, Vec<usize>) = group.in_turn(own)?.into_iter().unzip();
         let losses: Vec<f64> = losses.into_iter().flatten().map(f64::from_bits).collect();

@@ -12,6 +12,7 @@ use hearth_model::{
     weights::{
         StagedDir,
         adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+        encoder_files,
         model_dir::{self, LoadOptions},
     },
 };
@@ -87,8 +88,9 @@ pub(crate) struct SavedAdapter {
     class: Option<String>,
 }
 
-/// Loads the model `base` with a new adapter, or with the one in the folder `trained`. On a CPU, the model's matrices are held
-/// as in serving, in the dtype of `lora.base` if it is set; on a GPU they are f32.
+/// Loads the model `base` with a new adapter, or with the one in the folder `trained`, to learn vectors of texts if
+/// `trains_vectors`. On a CPU, the model's matrices are held as in serving, in the dtype of `lora.base` if it is set; on a GPU
+/// they are f32.
 ///
 /// # Errors
 /// The model cannot be opened, or the adapter does not fit it.
@@ -96,7 +98,7 @@ pub(crate) fn load(
     base: &Path,
     (lora, seed): (&LoraSettings, u64),
     device: &Device,
-    trained: Option<&Path>,
+    (trained, trains_vectors): (Option<&Path>, bool),
 ) -> Result<Adapted> {
     let is_cpu = *device == Device::flex();
     ensure!(
@@ -110,7 +112,12 @@ pub(crate) fn load(
         LoadOptions { device: device.clone().autodiff(), dtype: Some(Dtype::F32) }
     };
     let gpt = model_dir::load_gpt(base, &options)?;
-    let class = model_dir::load_class(base).ok().map(str::to_owned);
+    let (gpt, class) = match trains_vectors {
+        // As a whole model that learns vectors is saved: without a head for masked tokens.
+        true => (gpt.without_mlm_head(), encoder_files::load_class_without_head(base)),
+        false => (gpt, model_dir::load_class(base)),
+    };
+    let class = class.ok().map(str::to_owned);
     let gpt_config = gpt.config().clone();
     let model = AdapterModel::new(&gpt_config, class.as_deref())?;
     let absolute =

@@ -70,6 +70,9 @@ enum Command {
         dir: PathBuf,
         #[arg(long, value_enum, default_value_t = Size::Full)]
         size: Size,
+        /// Only the products of training and prompts, with all plans that `card` tries
+        #[arg(long)]
+        plans: bool,
     },
     /// Measure the card: JSON lines, one for each case
     Card(card::CardArgs),
@@ -139,7 +142,7 @@ fn main() -> anyhow::Result<()> {
             cases::for_each(&gpu, size == Size::Tiny, |case| show::launch(&gpu, case))
         }
         #[cfg(feature = "sources")]
-        Command::Sources { dir, size } => sources::write(&dir, size == Size::Tiny),
+        Command::Sources { dir, size, plans } => sources::write(&dir, size == Size::Tiny, plans),
         Command::Card(args) => card::run(&args),
         Command::Chain(args) => card::run_chain(&args),
     }

@@ -44,7 +44,7 @@ use cubecl_server::{
 };
 use serde_json::json;
 
-use crate::ops::cube::bench::{Gpu, cases, show::short_name};
+use crate::ops::cube::bench::{Case, Gpu, cases, show::short_name, sweeps};
 
 type Future<T> = std::pin::Pin<Box<dyn std::future::Future<Output = T> + Send>>;
 
@@ -232,16 +232,17 @@ impl ServerStorage for Recorder {
     }
 }
 
-/// Writes the kernels to `dir`: a file each, and `kernels.jsonl` with a line for each.
+/// Writes the kernels to `dir`: a file each, and `kernels.jsonl` with a line for each. With `plans`, those of the products alone, with
+/// all plans that the card tries.
 ///
 /// # Errors
 /// If a file cannot be written, or a kernel has no form in CUDA C++.
-pub fn write(dir: &Path, is_tiny: bool) -> anyhow::Result<()> {
+pub fn write(dir: &Path, is_tiny: bool, plans: bool) -> anyhow::Result<()> {
     fs::create_dir_all(dir).context("cannot create the folder")?;
     let mut list = fs::File::create(dir.join("kernels.jsonl")).context("cannot write the list of kernels")?;
     let gpu = Gpu::of_client(Client::load::<Recorder>(DeviceId::new(0, 0)));
     let mut n_written = 0;
-    cases::for_each(&gpu, is_tiny, |case| {
+    let mut visit = |case: &Case| {
         let output = case.launch();
         // Until the launch is through.
         gpu.wait(&output)?;
@@ -262,5 +263,6 @@ pub fn write(dir: &Path, is_tiny: bool) -> anyhow::Result<()> {
             writeln!(list, "{line}").context("cannot write the list of kernels")?;
         }
         Ok(())
-    })
+    };
+    if plans { sweeps::products(&gpu, is_tiny, &mut visit) } else { cases::for_each(&gpu, is_tiny, visit) }
 }

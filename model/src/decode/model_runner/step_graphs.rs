@@ -2,11 +2,17 @@
 
 use std::collections::HashMap;
 
-use super::StepOutput;
+use burn::tensor::{Int, Tensor};
+
+use super::{
+    StepOutput,
+    step_ahead::{NextStep, StepAhead},
+};
 use crate::{
+    decode::read_logits::TopTokens,
     error::Result,
     gpt::{Gpt, forward_pass::ForwardPass, kv_cache::PagedStep},
-    ops::{Address, CapturedGraph, Ints, StagingBuffer, Upload},
+    ops::{self, Address, CapturedGraph, Ints, StagingBuffer, Upload, packed},
 };
 
 /// Steps of one shape that run before the next is captured. Capturing takes as long as three steps.
@@ -18,9 +24,11 @@ const MAX_FAILURES: u32 = 3;
 /// Most rows of a captured step. More rows run longer than their launch takes, and products of many rows use memory that would
 /// have to be reserved beforehand.
 const MAX_ROWS: usize = 127;
-/// Most rows of a captured step whose graph includes the logits. For more rows, the logits would take much memory, and
-/// launching their kernels takes a small share of the time.
-const MAX_LOGIT_ROWS: usize = 8;
+/// Most rows of a captured step whose graph includes the logits. For more rows, launching their kernels takes a small share of
+/// the time.
+const MAX_LOGIT_ROWS: usize = 64;
+/// Bytes of logits that all graphs together keep, at most; beyond this, logits are computed outside of the graph.
+const MAX_LOGIT_BYTES: usize = 256 << 20;
 
 /// The captured steps of one model and one cache, by shape.
 #[derive(Debug, Default)]
@@ -45,7 +53,17 @@ struct StepGraph {
     graph: CapturedGraph,
     /// The buffer that the graph reads: token ids, then the rest in the order of [`ForwardPass::uploads`].
     staging: StagingBuffer,
+    /// The numbers of all rows, which the selection of top tokens reads.
+    _rows: Tensor<1, Int>,
     output: StepOutput,
+}
+
+/// What a step's graph computes after the hidden states.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    has_logits: bool,
+    /// Most likely tokens of each row that are selected; 0 for none.
+    n_top: usize,
 }
 
 /// The addresses of the pools that `pass` writes to.
@@ -65,15 +83,24 @@ impl StepGraphs {
     }
 
     /// Replays the step of `pass` and `ids`, or captures it if steps of its shape have occurred often enough. `None` if the
-    /// caller is to run it.
+    /// caller is to run it. `n_top` most likely tokens of each row are expected to be read; 0 for none. `ahead` is a step that was
+    /// launched already, perhaps this one.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if the device fails.
-    pub(super) fn step(&mut self, gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Option<StepOutput>> {
-        if ids.host().len() > MAX_ROWS {
+    pub(super) fn step(
+        &mut self,
+        gpt: &Gpt,
+        ids: &Ints,
+        pass: &mut ForwardPass<'_>,
+        (n_top, ahead): (usize, Option<StepAhead>),
+    ) -> Result<Option<StepOutput>> {
+        let n_rows = ids.host().len();
+        if n_rows > MAX_ROWS {
             return Ok(None);
         }
-        let Some((_, sizes)) = pass.uploads() else { return Ok(None) };
+        let Some((_, launch_sizes)) = pass.uploads() else { return Ok(None) };
+        let sizes = with_top(&launch_sizes, n_rows, n_top);
         if self.shape(&sizes).step.is_some() && has_moved(pass, &self.pools) {
             tracing::warn!("the KV cache has moved: dropping captured steps");
             self.forget();
@@ -83,14 +110,19 @@ impl StepGraphs {
         if let Some(step) = &mut shape.step {
             let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
             let uploads: Vec<_> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
-            return step.replay_with(&uploads).map(Some);
+            let numbers = packed(&uploads);
+            if let Some(output) = ahead.and_then(|ahead| ahead.output_for(&launch_sizes, &numbers)) {
+                return Ok(Some(output));
+            }
+            return step.replay_with(numbers).map(Some);
         }
         shape.n_runs += 1;
         if shape.n_runs <= RUNS_BEFORE || !can_fail {
             return Ok(None);
         }
         let pools = addresses(pass);
-        match StepGraph::new(gpt, ids, pass) {
+        let has_logits = self.has_room_for_logits(n_rows, gpt.config().vocab_size);
+        match StepGraph::new(gpt, ids, pass, Ending { has_logits, n_top }) {
             Ok(step) => {
                 let output = step.replay()?;
                 if has_moved(pass, &pools) {
@@ -113,6 +145,23 @@ impl StepGraphs {
         }
     }
 
+    /// Replays `next`, if such a step is captured, with the token ids in `top [n_rows, 2]`, whose step must be the last one: its
+    /// result is overwritten. `top` may be part of that.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::Error::Execution) if the device fails.
+    pub(super) fn launch_ahead(&mut self, gpt: &Gpt, next: NextStep, top: &TopTokens) -> Result<Option<StepAhead>> {
+        let sizes = with_top(&next.sizes, next.n_rows, 1);
+        let shape = self.shapes.get_mut(&sizes);
+        let Some(step) = shape.and_then(|shape| shape.step.as_mut()) else { return Ok(None) };
+        step.staging.overwrite(next.numbers.clone());
+        step.staging.take_ids(top.ids());
+        let output = step.replay()?;
+        // Or a part of it would wait for what is launched next.
+        ops::flush(&gpt.device())?;
+        Ok(Some(next.launched(output)))
+    }
+
     /// Keeps a step that reads and writes `pools`. Steps captured for other pools are dropped.
     fn keep(&mut self, sizes: &[usize], step: StepGraph, pools: Vec<Option<Address>>) {
         if self.pools != pools {
@@ -120,6 +169,14 @@ impl StepGraphs {
             self.pools = pools;
         }
         self.shape(sizes).step = Some(step);
+    }
+
+    /// Whether the graph of a step of `n_rows` rows may include their logits.
+    fn has_room_for_logits(&self, n_rows: usize, vocab_size: usize) -> bool {
+        let steps = self.shapes.values().filter_map(|shape| shape.step.as_ref());
+        let n_kept: usize =
+            steps.filter_map(|step| step.output.logits.as_ref()).map(|logits| logits.shape().num_elements()).sum();
+        n_rows <= MAX_LOGIT_ROWS && (n_kept + n_rows * vocab_size) * size_of::<f32>() <= MAX_LOGIT_BYTES
     }
 
     /// Drops all steps and the counts of their shapes.
@@ -149,25 +206,30 @@ impl StepGraph {
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if it cannot be captured. The pools are unchanged, but the device
     /// treats them as unreadable until an operation writes to them without reading them ([`ForwardPass::disable_fused_append`]).
-    fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>) -> Result<Self> {
+    fn new(gpt: &Gpt, ids: &Ints, pass: &mut ForwardPass<'_>, ending: Ending) -> Result<Self> {
         // Before the capture, since an upload cannot be captured.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
         let uploads: Vec<Upload<'_>> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
         let staging = StagingBuffer::new(&uploads, &gpt.device());
-        let sizes = buffer_sizes(gpt, ids.host().len());
+        let n_rows = ids.host().len();
+        let numbers: Vec<i32> = (0..n_rows as i32).collect();
+        let rows = Tensor::<1, Int>::from_data(numbers.as_slice(), &gpt.device());
+        let sizes = buffer_sizes(gpt, n_rows, ending);
         let (graph, output) = CapturedGraph::new(&gpt.device(), &sizes, || {
             let hidden = gpt.run(ids.tensor(), pass);
             #[cfg(test)]
             tests::sabotage(pass, &gpt.device());
-            let logits = makes_logits(ids.host().len()).then(|| gpt.logits(hidden.clone()));
-            StepOutput { hidden, logits, places: None }
+            let logits = ending.has_logits.then(|| gpt.logits(hidden.clone()));
+            let top = logits.clone().filter(|_| ending.n_top > 0);
+            let top = top.map(|logits| TopTokens::select(logits, rows.clone(), ending.n_top));
+            StepOutput { hidden, logits, top, places: None }
         })?;
-        Ok(Self { graph, staging, output })
+        Ok(Self { graph, staging, _rows: rows, output })
     }
 
     /// Replays the step with other inputs.
-    fn replay_with(&mut self, uploads: &[Upload<'_>]) -> Result<StepOutput> {
-        self.staging.overwrite(uploads);
+    fn replay_with(&mut self, numbers: Vec<i32>) -> Result<StepOutput> {
+        self.staging.overwrite(numbers);
         self.replay()
     }
 
@@ -181,20 +243,23 @@ impl StepGraph {
     }
 }
 
-/// Whether the graph of a step includes the logits of its rows.
-fn makes_logits(n_rows: usize) -> bool {
-    n_rows <= MAX_LOGIT_ROWS
+/// What identifies a graph: the sizes of its launches, and the number of tokens that it selects.
+fn with_top(sizes: &[usize], n_rows: usize, n_top: usize) -> Vec<usize> {
+    [sizes, &[if n_rows <= MAX_LOGIT_ROWS { n_top } else { 0 }]].concat()
 }
 
 /// Bytes of the buffers that a step of `n_rows` allocates.
-fn buffer_sizes(gpt: &Gpt, n_rows: usize) -> Vec<usize> {
+fn buffer_sizes(gpt: &Gpt, n_rows: usize, ending: Ending) -> Vec<usize> {
     let config = gpt.config();
     let (q_width, kv_width) = (config.q_width(), config.kv_width());
-    let mut widths = vec![config.d_model, q_width, q_width + 2 * kv_width, config.d_ff, 2 * config.d_ff];
-    if makes_logits(n_rows) {
-        widths.push(config.vocab_size);
+    let widths = [config.d_model, q_width, q_width + 2 * kv_width, config.d_ff, 2 * config.d_ff];
+    let logits = ending.has_logits.then_some(config.vocab_size);
+    let mut sizes: Vec<usize> =
+        widths.into_iter().chain(logits).map(|width| n_rows * width * size_of::<f32>()).collect();
+    if ending.n_top > 0 {
+        sizes.extend(TopTokens::buffer_sizes([n_rows, config.vocab_size], ending.n_top));
     }
-    widths.into_iter().map(|width| n_rows * width * size_of::<f32>()).collect()
+    sizes
 }
 
 #[cfg(test)]

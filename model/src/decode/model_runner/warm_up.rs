@@ -2,11 +2,14 @@
 
 use std::collections::BTreeSet;
 
+use burn::tensor::{DType, Tensor};
+
 use super::{ModelRunner, StepOutput};
 use crate::{
     decode::sampling::LogitDemand,
     error::Result,
     gpt::kv_cache::{PAGE_SIZE, PageTable, StepPart},
+    ops::{Ints, StagingBuffer, Upload},
 };
 
 /// Numbers of rows that together use every kernel. On a GPU, kernels for few rows depend on the number of rows; from
@@ -40,6 +43,10 @@ impl ModelRunner {
             self.warm_up_step(&mut table, n_rows)?;
         }
         let mut fork = table.fork();
+        // The ids of a step that is launched at once.
+        let device = self.gpt.device();
+        let ids = Ints::new(vec![0], &device);
+        StagingBuffer::new(&[Upload::Ints(&ids)], &device).take_ids(Tensor::zeros([1, 2], (&device, DType::I32)));
         for table in [&mut fork, &mut table] {
             let output = self.warm_up_step(table, 1)?;
             // Reading the logits waits until the device has run all launches.
@@ -49,7 +56,7 @@ impl ModelRunner {
     }
 
     /// Reads whole rows, and parts of rows with one pass and with several.
-    fn warm_up_logits(&self, output: &StepOutput, rows: &[usize]) -> Result<()> {
+    fn warm_up_logits(&mut self, output: &StepOutput, rows: &[usize]) -> Result<()> {
         let best = |n| LogitDemand::Best { n, also: BTreeSet::new() };
         for needs in [LogitDemand::Whole, best(1), best(LogitDemand::MAX_BEST)] {
             self.read_logits(output, rows, &vec![needs; rows.len()])?;

@@ -13,11 +13,13 @@
 //! discarding repetitions. Each answer's log-probability is perturbed with Gumbel noise, and the `width` largest win.
 //! The noise is drawn top-down along the tree of answers, so that only `width` branches are visited.
 
+mod rules;
 #[cfg(test)]
 mod tests;
 
 use std::{borrow::Cow, cmp::Ordering, collections::BTreeSet, sync::Arc};
 
+pub use self::rules::BeamRules;
 use super::{
     RandomStream, TokenLogprobs, candidates::LEAST_TEMPERATURE, logprobs::token_logprobs, random::Purpose, select::Scan,
 };
@@ -44,6 +46,8 @@ pub struct BeamParams {
     pub max_tokens: usize,
     /// Number of alternatives to report per token; `None`: no log-probabilities.
     pub n_top: Option<usize>,
+    /// Bans and penalties, which are for [`BeamKind::Best`].
+    pub rules: Option<BeamRules>,
 }
 
 /// How partial answers are ranked.
@@ -191,11 +195,19 @@ impl BeamSearch {
         }
         let at_temperature = scaled(logits, self.params.temperature);
         let log_total = log_sum_exp(&at_temperature);
+        let (scores, log_total) = match &self.params.rules {
+            None => (at_temperature, log_total),
+            Some(rules) => {
+                let logprob = |logit: &f32| (f64::from(*logit) - log_total) as f32;
+                let logprobs: Vec<f32> = at_temperature.iter().map(logprob).collect();
+                (rules.applied(&parent.token_ids, &logprobs)?.into(), 0.0)
+            }
+        };
         let barred = self.barred(parent.token_ids.len());
         let is_possible =
-            |id: TokenId| at_temperature[id as usize].is_finite() && !barred.is_some_and(|barred| barred.contains(&id));
+            |id: TokenId| scores[id as usize].is_finite() && !barred.is_some_and(|barred| barred.contains(&id));
         let continuation = |id: TokenId| {
-            let logprob = parent.logprob + f64::from(at_temperature[id as usize]) - log_total;
+            let logprob = parent.logprob + f64::from(scores[id as usize]) - log_total;
             Continuation { parent: beam, id, logprob, score: logprob, cost: 0.0, is_ended: false, reported: None }
         };
         let BeamParams { width, kind, end_ids, .. } = &self.params;
@@ -203,11 +215,11 @@ impl BeamSearch {
         let mut candidates: Vec<Continuation> = match kind {
             BeamKind::Best { .. } => {
                 let n_barred = barred.map_or(0, BTreeSet::len);
-                let ids = best_that_go_on(*width, &at_temperature, n_barred, is_possible, ends);
+                let ids = best_that_go_on(*width, &scores, n_barred, is_possible, ends);
                 ids.into_iter().map(continuation).collect()
             }
             BeamKind::Stochastic { .. } => {
-                let ids = (0..at_temperature.len() as TokenId).filter(|&id| is_possible(id));
+                let ids = (0..scores.len() as TokenId).filter(|&id| is_possible(id));
                 let mut candidates: Vec<Continuation> = ids.map(continuation).collect();
                 perturb(parent, &mut candidates);
                 keep_best(*width, &mut candidates);

@@ -211,6 +211,15 @@ impl Sampler {
         Ok(self.candidates(&row.into(), self.xtc_coin(position))?.into_logprobs(id, n_top))
     }
 
+    /// Log-probabilities `[vocab_size]` after the chain, which must keep all tokens; -infinity for those that are excluded.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    pub(super) fn penalized(&self, logprobs: &[f32]) -> Result<Vec<f32>> {
+        let row = LogitRow::from(logprobs);
+        Ok(self.shaped(&row, XtcCoin::Rests)?.logits().to_vec())
+    }
+
     fn xtc_coin(&self, position: usize) -> XtcCoin {
         let probability = f64::from(self.params.xtc.probability);
         if probability > 0.0 && self.random.uniform(position, Purpose::Coin) < probability {

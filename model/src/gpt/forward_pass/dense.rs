@@ -50,6 +50,7 @@ pub struct Trace {
     attention_layers: Vec<usize>,
     attention_heads: Vec<usize>,
     attention: Vec<(usize, Tensor<4>)>,
+    cross: Vec<(usize, Tensor<4>)>,
     stream_layers: Vec<usize>,
     stream: Vec<(usize, Tensor<2>)>,
 }
@@ -58,12 +59,24 @@ impl Trace {
     /// Traces `attention_heads` in `attention_layers`, and the residual stream after each number of blocks in
     /// `stream_layers`.
     pub(crate) fn new(attention_layers: Vec<usize>, attention_heads: Vec<usize>, stream_layers: Vec<usize>) -> Self {
-        Self { attention_layers, attention_heads, attention: Vec::new(), stream_layers, stream: Vec::new() }
+        Self {
+            attention_layers,
+            attention_heads,
+            attention: Vec::new(),
+            cross: Vec::new(),
+            stream_layers,
+            stream: Vec::new(),
+        }
     }
 
     /// Records the attention weights of a layer, `[batch, n_heads, seq_len, seq_len]`, if they were asked for.
     pub(crate) fn record_attention(&mut self, layer: usize, weights: Tensor<4>) {
         self.attention.extend(self.of_heads(layer, &weights));
+    }
+
+    /// Records the weights of a layer's attention to a source, `[batch, n_heads, seq_len, source_len]`, if they were asked for.
+    pub(crate) fn record_cross(&mut self, layer: usize, weights: Tensor<4>) {
+        self.cross.extend(self.of_heads(layer, &weights));
     }
 
     fn of_heads(&self, layer: usize, weights: &Tensor<4>) -> Option<(usize, Tensor<4>)> {
@@ -87,6 +100,14 @@ impl Trace {
     /// If the layer was not asked for, or no pass has run.
     pub(crate) fn attention_of(&self, layer: usize) -> Tensor<4> {
         Self::traced(&self.attention, layer)
+    }
+
+    /// The same of its attention to a source, `[batch, attention_heads, seq_len, source_len]`.
+    ///
+    /// # Panics
+    /// As [`attention_of`](Self::attention_of).
+    pub(crate) fn cross_of(&self, layer: usize) -> Tensor<4> {
+        Self::traced(&self.cross, layer)
     }
 
     fn traced(maps: &[(usize, Tensor<4>)], layer: usize) -> Tensor<4> {

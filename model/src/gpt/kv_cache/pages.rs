@@ -335,6 +335,13 @@ impl PageTable {
         self.len = len;
     }
 
+    /// Whether the table can grow by one token and shrink again without another change: its last page has room, and is its own.
+    pub(crate) fn has_room_of_its_own(&self) -> bool {
+        let owned = self.pool.lock();
+        let has_room = !self.len.is_multiple_of(PAGE_SIZE) && owned.states.is_none();
+        has_room && self.shared_last_page(&owned.pages).is_none()
+    }
+
     /// The last page, if it has room and is shared.
     fn shared_last_page(&self, pool: &Pages) -> Option<usize> {
         let partly_filled = !self.len.is_multiple_of(PAGE_SIZE);

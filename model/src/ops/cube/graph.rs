@@ -106,7 +106,7 @@ fn failed(error: impl std::fmt::Display) -> Error {
 mod tests {
     use super::*;
     use crate::{
-        ops::{Ints, StagingBuffer, Upload},
+        ops::{Ints, StagingBuffer, Upload, packed},
         test_gpu::gpu,
     };
 
@@ -136,7 +136,7 @@ mod tests {
         let mut staging = StagingBuffer::new(&[Upload::Ints(&input)], &gpu);
         let (graph, output) = CapturedGraph::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
         for n in [5, 7] {
-            staging.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
+            staging.overwrite(packed(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]));
             // SAFETY: input and output are here.
             unsafe { graph.replay() }.unwrap();
             let n = 2.0 * n as f32;

@@ -22,10 +22,12 @@ use burn_cubecl::{
 use super::{
     device::cube_device,
     launch::{LANES, grid, workgroup},
+    matrix::Format,
+    product,
 };
 use crate::{
     error::{Error, Result},
-    ops::DeviceMemory,
+    ops::{DeviceMemory, GpuFeatures},
 };
 
 /// Vectors that a lane reads.
@@ -57,6 +59,28 @@ pub(in crate::ops) fn device_memory(device: &Device) -> DeviceMemory {
         in_use: usage.bytes_in_use,
         reserved: usage.bytes_reserved,
         largest_tensor: client.properties().memory.max_page_size,
+    }
+}
+
+/// See [`gpu_features`](crate::ops::gpu_features).
+pub(in crate::ops) fn gpu_features(device: &Device) -> GpuFeatures {
+    let client = cube_device(device).client();
+    let properties = client.properties();
+    let hardware = &properties.hardware;
+    let instructions = properties.features.matmul.cmma.iter();
+    GpuFeatures {
+        interface: client.name().to_owned(),
+        subgroup: [hardware.plane_size_min, hardware.plane_size_max],
+        shared_bytes: hardware.max_shared_memory_size,
+        largest_tensor: properties.memory.max_page_size,
+        has_f16: properties.supports_type(Format::F16.element()),
+        matrix_instructions: instructions
+            .map(|found| {
+                let [a, b, sums] = [found.a_type, found.b_type, found.cd_type];
+                format!("{a} x {b} to {sums}, {}x{}x{}", found.m, found.n, found.k)
+            })
+            .collect(),
+        products: product::choose_instructions(&client),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
+//! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V and CUDA.
 //!
 //! They run for tensors on a GPU if no gradients are recorded; those in `training` are for when they are. An operation
 //! takes CubeCL's tensors out of Burn's, launches kernels on them and wraps the result (`operations`, `tensors`). A weight
@@ -36,12 +36,12 @@ use device::cube_device;
 pub(super) use gemv::can_fuse;
 pub(crate) use graph::{Address, CapturedGraph};
 pub(super) use matrix::Matrix;
-pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
-pub(crate) use operations::top_k_logits;
+pub(super) use measure::{count_launches, device_memory, gpu_features, multiply_rate, read_bandwidth};
 pub(super) use operations::{
-    activate, adamw, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite,
-    part_of_ints, qk_norm, rope_append, rows_in_ints, square_sums, take_rows,
+    activate, adamw, append_and_attend, attention, copy_first_column, embedding, gated, linear, norm, normed_linear,
+    overwrite, part_of_ints, qk_norm, rope_append, rows_in_ints, square_sums, take_rows,
 };
+pub(crate) use operations::{flush, read_ints_while, top_k_logits};
 #[cfg(test)]
 pub(super) use product::allow_f16;
 pub(super) use product::has_bf16_products;

@@ -1,10 +1,15 @@
 //! The operations on Burn's tensors: each checks its operands, gives their memory to a kernel, and wraps the result.
 
-use burn::tensor::{DType, Int, Tensor};
-use burn_cubecl::{cubecl::bytes::Bytes, tensor::CubeTensor};
+use burn::tensor::{DType, Device, Int, Tensor};
+use burn_cubecl::{
+    cubecl::{bytes::Bytes, future::block_on, prelude::CubeElement},
+    kernel::into_contiguous,
+    tensor::CubeTensor,
+};
 
 use super::{
     attention::{self},
+    device::cube_device,
     epilogue::{Epilogue, LinearOptions},
     gemv,
     launch::{check, part},
@@ -18,6 +23,7 @@ use super::{
 };
 use crate::{
     config::{Activation, QkNormSpan},
+    error::{Error, Result},
     ops::{
         AdamWStep, AttentionOptions, NormOptions, NormParts,
         types::{AttentionPlan, AttentionStep},
@@ -195,6 +201,36 @@ pub(in crate::ops) fn attention(
 pub(crate) fn top_k_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
     check("logits", &logits, logits.dims());
     wrap_ints(top_k::top_k(primitive(logits), primitive(table), sizes))
+}
+
+/// Starts to read `tensor`, calls `meanwhile`, which may launch what overwrites it, and returns what was read.
+///
+/// # Errors
+/// [`Error::Execution`] if the device failed.
+pub(crate) fn read_ints_while<T>(tensor: Tensor<2, Int>, meanwhile: impl FnOnce() -> T) -> Result<(Vec<i32>, T)> {
+    let tensor = into_contiguous(primitive(tensor));
+    let client = tensor.client.clone();
+    let reading = client.read_async(vec![tensor.handle]);
+    let done = meanwhile();
+    let failed = |what: String| Error::Execution { what };
+    let mut read = block_on(reading).map_err(|error| failed(error.to_string()))?;
+    let bytes = read.pop().ok_or_else(|| failed("nothing was read".to_owned()))?;
+    Ok((i32::from_bytes(&bytes).to_vec(), done))
+}
+
+/// Submits what was launched on `device`.
+///
+/// # Errors
+/// [`Error::Execution`] if the device failed.
+pub(crate) fn flush(device: &Device) -> Result<()> {
+    cube_device(device).client().flush().map_err(|error| Error::Execution { what: error.to_string() })
+}
+
+/// Writes the first column of `from [n, width]` to the beginning of `to`, in place even if that is shared.
+pub(in crate::ops) fn copy_first_column(from: Tensor<2, Int>, to: Tensor<1, Int>) -> Tensor<1, Int> {
+    let to = primitive(to);
+    top_k::copy_first_column(primitive(from), &to);
+    wrap_ints(to)
 }
 
 /// [`adamw`](crate::ops::adamw), in place where nothing else shares the tensors, `[n_values]` each.

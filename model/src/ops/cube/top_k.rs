@@ -68,6 +68,34 @@ pub(super) fn top_k(logits: CubeTensor, table: CubeTensor, [n_rows, n, n_also]: 
     }
 }
 
+/// Writes the first column of `from [n, width]` to the first `n` numbers of `to`.
+pub(super) fn copy_first_column(from: CubeTensor, to: &CubeTensor) {
+    let from = into_contiguous(from);
+    let [n, width] = from.meta.shape().dims::<2>();
+    assert!(n <= to.meta.shape()[0], "{n} numbers");
+    #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+    // SAFETY: a lane has one of the rows, of which there is a number in `to`.
+    unsafe {
+        first_column::launch_unchecked(
+            &from.client,
+            grid(n.div_ceil(LANES), 1),
+            CubeDim::new_1d(LANES as u32),
+            from.clone().into_buffer_arg(),
+            to.clone().into_buffer_arg(),
+            n,
+            width,
+        );
+    }
+}
+
+#[cube(launch_unchecked)]
+fn first_column(from: &[i32], to: &mut [i32], n: usize, width: usize) {
+    let row = workgroup() * LANES + UNIT_POS_X as usize;
+    if row < n {
+        to[row] = from[row * width];
+    }
+}
+
 /// A launch's position in the sequence of launches, at compile time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {

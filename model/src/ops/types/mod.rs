@@ -23,7 +23,9 @@ pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub use matrix_rows::MatrixRows;
-pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision};
+pub use operands::{
+    AdamWStep, DeviceMemory, GpuFeatures, LoraPair, LoraShape, MuonParam, MuonStep, PAGE_SIZE, Precision,
+};
 pub(crate) use operands::{
     AttentionOptions, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, RelativeScores,
     Slots,

@@ -218,6 +218,25 @@ pub struct DeviceMemory {
     pub largest_tensor: u64,
 }
 
+/// What a GPU offers, and what the kernels use of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuFeatures {
+    /// The interface, and the language that kernels are compiled to.
+    pub interface: String,
+    /// The fewest and the most lanes of a subgroup.
+    pub subgroup: [u32; 2],
+    /// Bytes of shared memory of a workgroup.
+    pub shared_bytes: usize,
+    /// Bytes of the largest tensor.
+    pub largest_tensor: u64,
+    /// Whether kernels read weights in f16 as such, and do not unpack them from integers.
+    pub has_f16: bool,
+    /// The matrix instructions, such as `bf16 x bf16 to f32, 16x16x16`.
+    pub matrix_instructions: Vec<String>,
+    /// The matrix instructions that prompts of many tokens and training use, or why they use none.
+    pub products: Result<String, String>,
+}
+
 /// The numbers of one update.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWStep {

@@ -67,10 +67,6 @@ pub(super) fn choose(choice: DeviceChoice, number: usize) -> Result<Chosen> {
         }
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda => native(choice, DeviceType::Cuda, number),
-        #[cfg(feature = "rocm")]
-        DeviceChoice::Rocm => native(choice, DeviceType::Rocm, number),
-        #[cfg(feature = "metal")]
-        DeviceChoice::Metal => native(choice, DeviceType::Metal, number),
     }
 }
 
@@ -96,8 +92,8 @@ fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
     Ok(Chosen { device, reason: reason.to_owned() })
 }
 
-/// The device with this number of a runtime that is an optional feature of the build.
-#[cfg(any(feature = "cuda", feature = "rocm", feature = "metal"))]
+/// The device with this number of CUDA, an optional feature of the build.
+#[cfg(feature = "cuda")]
 fn native(choice: DeviceChoice, kind: DeviceType, number: usize) -> Result<Chosen> {
     let devices = Device::enumerate(kind);
     // A launcher may show each process its own GPU alone.

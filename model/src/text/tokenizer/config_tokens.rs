@@ -119,6 +119,11 @@ impl ConfigJson {
         self.rest.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
 
+    /// The class that the file is for; empty if it does not say.
+    pub(super) fn class(&self) -> &str {
+        self.tokenizer_class.as_deref().unwrap_or_default()
+    }
+
     /// A setting of the class that is a text.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         self.rest.get(key).and_then(Value::as_str)

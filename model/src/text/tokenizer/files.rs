@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
-use tokenizers::{AddedToken, ModelWrapper};
+use tokenizers::AddedToken;
 
 use super::{
     EncodeOptions, Inner, Roles, SpecialToken, Tokenizer, checks,
@@ -12,7 +12,7 @@ use super::{
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
     sentence_piece::{self, SENTENCE_PIECE_FILE},
     tekken::{self, TEKKEN_FILE},
-    translators::{self, Side, Translator},
+    translators::{self, Cutter, Side, Translator},
     windows,
 };
 use crate::{
@@ -94,6 +94,12 @@ fn read_side(dir: &Path, side: Side) -> Result<Tokenizer> {
         }
         Err(Error::Io { reason, .. })
             if reason.kind() == io::ErrorKind::NotFound
+                && let Some([tokenizer, own]) = translators::fairseq(dir, side, &config)? =>
+        {
+            (tokenizer, parse_json(&own, &path)?)
+        }
+        Err(Error::Io { reason, .. })
+            if reason.kind() == io::ErrorKind::NotFound
                 && let Some(Translator { tokenizer_json, config_json, cutter }) =
                     translators::read(dir, side, (&config, &dir.join(TOKENIZER_CONFIG_FILE)))? =>
         {
@@ -130,7 +136,7 @@ pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &
 }
 
 /// `cutter` cuts texts into pieces in place of the model in `tokenizer_json`, which then numbers them.
-fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path, cutter: Option<ModelWrapper>) -> Result<Tokenizer> {
+fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path, cutter: Option<Cutter>) -> Result<Tokenizer> {
     let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
     let refuse = |what: String| damaged(origin, what);
     checks::check_stages(&json.normalizer, &json.pre_tokenizer, &json.post_processor).map_err(refuse)?;

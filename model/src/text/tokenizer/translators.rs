@@ -10,10 +10,13 @@ use serde_json::{Map, Value, json};
 use tokenizers::ModelWrapper;
 
 use super::{
+    Tokenizer,
     config_tokens::ConfigJson,
+    fairseq,
     sentence_piece::{self, Options},
 };
 use crate::{
+    TokenId,
     error::{Error, Result},
     files::{python_json, regular_file},
 };
@@ -41,7 +44,25 @@ const LANGUAGES: [(&str, &str); 2] = [
 pub(super) struct Translator {
     pub(super) tokenizer_json: Vec<u8>,
     pub(super) config_json: Vec<u8>,
-    pub(super) cutter: ModelWrapper,
+    pub(super) cutter: Cutter,
+}
+
+/// What cuts texts into pieces in place of the model that numbers these.
+pub(super) struct Cutter {
+    pub(super) model: ModelWrapper,
+    /// Whether a text may begin with a language in `>>` and `<<`, which is one token, as in Marian; elsewhere in a text these are text.
+    begins_with_language: bool,
+}
+
+impl Tokenizer {
+    /// The language at the start of a text, if the tokenizer takes it from there, and the rest of the text. A language that it does not
+    /// have is the unknown token.
+    pub(super) fn split_language<'a>(&self, text: &'a str) -> (Option<TokenId>, &'a str) {
+        let takes = self.inner.cutter.as_ref().is_some_and(|cutter| cutter.begins_with_language);
+        let end = text.find("<<").filter(|_| takes && text.starts_with(">>"));
+        let Some((language, rest)) = end.map(|at| text.split_at(at + "<<".len())) else { return (None, text) };
+        (self.token_id(language).or(self.inner.model_unk), rest)
+    }
 }
 
 /// Which texts a tokenizer is for.
@@ -49,6 +70,18 @@ pub(super) struct Translator {
 pub(super) enum Side {
     Source,
     Target,
+}
+
+/// The tokenizer in `dir` for texts of a side as `tokenizer.json` and `tokenizer_config.json`, if its pieces need no other file.
+///
+/// # Errors
+/// The file is broken.
+pub(super) fn fairseq(dir: &Path, side: Side, config: &ConfigJson) -> Result<Option<[Vec<u8>; 2]>> {
+    let path = dir.join(BPE_PIECES_FILE);
+    if !path.is_file() || dir.join(VOCAB_FILE).exists() {
+        return Ok(None);
+    }
+    fairseq::read(&path, config, if side == Side::Source { "src_lang" } else { "tgt_lang" })
 }
 
 /// The tokenizer in `dir` for texts of a side, if it has the files of one. `config` is what the file `config_path` says.
@@ -68,11 +101,17 @@ pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, 
         let what = "has `separate_vocabs`: a vocabulary for each language, which is not supported";
         return Err(Error::file(config_path, what));
     }
+    if name == BPE_PIECES_FILE && !vocab_path.exists() {
+        let what = format!("needs `{VOCAB_FILE}` beside it, which numbers its pieces, or `tokenizer.json`");
+        return Err(Error::file(&path, what).with_hint(
+            "without them only XLM-RoBERTa, mBART and mBART-50 are opened, by `tokenizer_class` of `tokenizer_config.json`",
+        ));
+    }
     let vocab: Map<String, Value> = python_json::parse(&regular_file::read(&vocab_path)?)
         .map_err(|error| Error::file(&vocab_path, format!("is no JSON object: {error}")))?;
     let options = Options { adds_bos: false, adds_eos: false, is_legacy: true };
     let [mut tokenizer, _] = sentence_piece::read_json(&path, options)?;
-    let cutter = serde_json::from_value(tokenizer["model"].take())
+    let model = serde_json::from_value(tokenizer["model"].take())
         .map_err(|error| Error::file(&path, format!("is no SentencePiece model that Hearth reads: {error}")))?;
     let role = |role: &str, usual: &str| config.token(role).unwrap_or(usual).to_owned();
     let roles = [("eos_token", "</s>"), ("pad_token", "<pad>"), ("unk_token", "<unk>")];
@@ -91,9 +130,6 @@ pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, 
         special.extend(languages.zip(vocab.len()..));
         let source = format!("__{}__", config.text(language).unwrap_or("en"));
         prefix = special.iter().find(|(language, _)| *language == source).cloned();
-    } else {
-        let codes = vocab.iter().filter(|(token, _)| token.starts_with(">>") && token.ends_with("<<"));
-        special.extend(codes.filter_map(|(token, id)| Some((token.clone(), usize::try_from(id.as_u64()?).ok()?))));
     }
     let of_roles = roles.iter().filter_map(|(_, token)| {
         let id = vocab.get(token).and_then(Value::as_u64)?;
@@ -101,13 +137,9 @@ pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, 
     });
     let of_roles: Vec<(String, usize)> = of_roles.collect();
     let eos = of_roles.iter().find(|(token, _)| *token == roles[0].1).cloned();
-    // Marian's languages are words like any other, which begin a source.
-    let are_special = name == BPE_PIECES_FILE;
-    let of_roles = of_roles.into_iter().map(|token| (token, true));
-    let added = of_roles.chain(special.into_iter().map(|token| (token, are_special)));
-    let added = added.map(|((content, id), is_special)| {
+    let added = of_roles.into_iter().chain(special).map(|(content, id)| {
         json!({
-            "id": id, "content": content, "special": is_special, "single_word": false, "lstrip": false, "rstrip": false,
+            "id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false,
         })
     });
@@ -126,6 +158,6 @@ pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, 
     Ok(Some(Translator {
         tokenizer_json: tokenizer.to_string().into_bytes(),
         config_json: Value::Object(config_json).to_string().into_bytes(),
-        cutter,
+        cutter: Cutter { model, begins_with_language: name == SOURCE_PIECES_FILE },
     }))
 }

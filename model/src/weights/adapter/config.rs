@@ -240,8 +240,8 @@ impl AdapterConfig {
         })
     }
 
-    /// The object of the file. `all` are the modules that have pairs, by the last part of their names.
-    pub(super) fn write(&self, all: &[String], is_transposed: bool) -> Map<String, Value> {
+    /// The object of the file. `all` are the modules that have pairs, by the ends of their names.
+    pub(super) fn write(&self, all: &[String], is_transposed: bool, is_encoder: bool) -> Map<String, Value> {
         let patterns = |of: Vec<(&NamePattern, Value)>| -> Map<String, Value> {
             of.into_iter().map(|(pattern, value)| (pattern.text.clone(), value)).collect()
         };
@@ -266,7 +266,8 @@ impl AdapterConfig {
             "revision": null,
             "target_modules": (!self.targets.are_none()).then_some(targets),
             "target_parameters": (!self.parameters.is_empty()).then_some(&self.parameters),
-            "task_type": "CAUSAL_LM",
+            // Of an encoder, what it is for is not known here.
+            "task_type": (!is_encoder).then_some("CAUSAL_LM"),
             "use_dora": false,
             "use_rslora": self.rank_stabilized,
         });

@@ -297,7 +297,7 @@ impl Adapter {
                 continue;
             }
             is_transposed |= module.order.is_transposed();
-            let target = last_part(&module.name).to_owned();
+            let target = target_of(&module.name, model.config.bidirectional).to_owned();
             if !targets.contains(&target) {
                 targets.push(target);
             }
@@ -316,7 +316,7 @@ impl Adapter {
         let bytes = safetensors::serialize(views, Some(format)).map_err(failed)?;
         staged.write(WEIGHTS_FILE, &bytes)?;
         extra.iter().try_for_each(|(name, bytes)| staged.write(name, bytes))?;
-        let json = Value::Object(self.config.write(&targets, is_transposed));
+        let json = Value::Object(self.config.write(&targets, is_transposed, model.config.bidirectional));
         staged.write(CONFIG_FILE, format!("{json:#}\n").as_bytes())
     }
 
@@ -359,6 +359,15 @@ fn find<'t, 'a>(
     let short = module.strip_prefix(schema.tensor_names().base_prefix).unwrap_or(module);
     let names = [module.to_owned(), short.to_owned()].into_iter().chain(wrapped_names(module, short));
     names.into_iter().find_map(|name| table.get(&format!("{PREFIX}{name}.{part}.weight")))
+}
+
+/// By what a module is targeted: the last part of its name. Encoders have other modules that are called `dense` beside the blocks.
+fn target_of(name: &str, is_encoder: bool) -> &str {
+    let last = last_part(name);
+    match name.rsplit('.').nth(1) {
+        Some(before) if is_encoder && last == "dense" => &name[name.len() - last.len() - 1 - before.len()..],
+        _ => last,
+    }
 }
 
 fn last_part(name: &str) -> &str {

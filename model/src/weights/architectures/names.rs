@@ -25,5 +25,5 @@ pub(super) use self::{
     mamba::{BAMBA, GRANITE_HYBRID, NEMOTRON_H},
     norms::{COHERE, GEMMA2, GEMMA4, GLM4, HYPERCLOVAX, MUSE_GLIMMER, OLMO2},
     recurrent::{LFM2, QWEN3_5, QWEN3_NEXT},
-    seq2seq::{BART, T5},
+    seq2seq::{BART, T5, UMT5},
 };

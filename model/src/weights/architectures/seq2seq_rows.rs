@@ -95,21 +95,36 @@ pub(super) const MT5_HEAD: ConfigRow = custom(
     },
 );
 
+fn read_buckets(fields: &Fields<'_>) -> Result<RelativeBuckets> {
+    Ok(RelativeBuckets {
+        n_buckets: fields.size_or("relative_attention_num_buckets", 32)?,
+        max_distance: fields.size_or("relative_attention_max_distance", 128)?,
+    })
+}
+
+fn write_buckets(config: &GptConfig, written: &mut Map<String, Value>) {
+    if let Some(RelativeBuckets { n_buckets, max_distance }) = config.positions.buckets() {
+        written.insert("relative_attention_num_buckets".to_owned(), json!(n_buckets));
+        written.insert("relative_attention_max_distance".to_owned(), json!(max_distance));
+    }
+}
+
 pub(super) const T5_POSITIONS: ConfigRow = custom(
     &["relative_attention_num_buckets", "relative_attention_max_distance"],
     |fields, config| {
-        config.positions = Positions::Relative(RelativeBuckets {
-            n_buckets: fields.size_or("relative_attention_num_buckets", 32)?,
-            max_distance: fields.size_or("relative_attention_max_distance", 128)?,
-        });
+        config.positions = Positions::Relative(read_buckets(fields)?);
         Ok(())
     },
-    |config, written| {
-        if let Positions::Relative(RelativeBuckets { n_buckets, max_distance }) = config.positions {
-            written.insert("relative_attention_num_buckets".to_owned(), json!(n_buckets));
-            written.insert("relative_attention_max_distance".to_owned(), json!(max_distance));
-        }
+    write_buckets,
+);
+
+pub(super) const UMT5_POSITIONS: ConfigRow = custom(
+    &["relative_attention_num_buckets", "relative_attention_max_distance"],
+    |fields, config| {
+        config.positions = Positions::RelativeByLayer(read_buckets(fields)?);
+        Ok(())
     },
+    write_buckets,
 );
 
 /// The first models multiply the embedding's rows by the last hidden states over the root of their width; later ones have a

@@ -6,6 +6,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hearth_engine::ServedModel;
+use hearth_model::gpt::pooling::Classifier;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -83,6 +84,10 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         Ok((Common::from_fields(fields)?, texts))
     };
     let want = |(sources, truncation): (Vec<TextOrIds>, Option<Truncation>), model: &ServedModel| {
+        if model.classifier.as_ref().is_some_and(Classifier::is_of_tokens) {
+            let message = "this model tells the classes of tokens, not of texts\nhint: use `/pooling`, with `\"task\": \"token_classify\"`";
+            return Err(ApiError::invalid("model", message.to_owned()));
+        }
         let Some(classifier) = model.classifier.clone() else {
             let message = "this model does not tell classes apart\nhint: serve one whose class ends in \
                            `ForSequenceClassification`"

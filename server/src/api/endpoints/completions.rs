@@ -10,7 +10,7 @@ use axum::{
 };
 use hearth_engine::{
     ServedModel,
-    request::{MAX_LOGPROBS, ValidationError},
+    request::{MAX_LOGPROBS, ValidationError, begun_by},
 };
 use hearth_model::{
     TokenId,
@@ -128,9 +128,12 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let read = move |fields| CompletionRequest::from_fields(fields, defaults);
     let CompletionRequest { prompts, generation } = body.read(&state, read).await?;
     let preparation = WorkClass::of_body(generation.n_bytes());
+    let has_suffix = prompts.suffix.is_some();
     let prepare = move |generation: &GenerateParams, model: &ServedModel| prompts.prepare(generation, model);
-    let RunningAnswer { head, deltas, tokenizer, prompt_ids } =
-        generation.start(&state, "cmpl-", (preparation, prepare)).await?;
+    let started = generation.start(&state, "cmpl-", (preparation, prepare)).await;
+    // A suffix cannot be combined with truncation.
+    let started = started.map_err(|error| if has_suffix { error.without_truncation() } else { error });
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } = started?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let head = head.with_object("text_completion");
@@ -218,11 +221,8 @@ impl Prompts {
         }
         let decoder_ids = match &self.decoder {
             Some(begun) => {
-                let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::PROMPT };
-                let ids = begun.encode(DECODER, &model.tokenizer, options)?;
-                // As in vLLM, the first token may be given or not.
-                let start = model.decoder_start.first().filter(|start| ids.first() != Some(start));
-                start.copied().into_iter().chain(ids).collect()
+                let ids = begun.encode(DECODER, &model.tokenizer, EncodeOptions::RENDERED)?;
+                begun_by(&model.decoder_start, ids)
             }
             None => model.decoder_start.clone(),
         };
@@ -230,11 +230,11 @@ impl Prompts {
             if generation.keeps_whole_prompt() {
                 source.check_length(self.param, model)?;
             }
-            let ids = source.encode(self.param, &model.tokenizer, self.encode)?;
-            if ids.is_empty() {
+            let prompt = generation.source(source, (self.param, self.encode), model)?;
+            if prompt.ids.is_empty() {
                 return Err(ValidationError::Empty { param: self.param }.into());
             }
-            Ok(generation.prompt(ids, model).into_source_of(decoder_ids.clone()))
+            Ok(prompt.into_source_of(decoder_ids.clone()))
         });
         prompts.collect()
     }

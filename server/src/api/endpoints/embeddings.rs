@@ -93,9 +93,9 @@ struct EmbeddingUsage {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-struct TruncationDetails {
-    /// Number of tokens removed from the front by `truncate_prompt_tokens`; not counted as prompt tokens.
-    truncated_tokens: usize,
+pub(super) struct TruncationDetails {
+    /// Number of tokens that were cut; not counted as prompt tokens.
+    pub(super) truncated_tokens: usize,
 }
 
 /// The endpoint's entry in `/openapi.json`.

@@ -140,8 +140,8 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let InfillRequest { gap, generation, view } = body.read(&state, read).await?;
     let preparation = WorkClass::of_body(generation.n_bytes());
     let prepare = move |generation: &GenerateParams, model: &ServedModel| Ok(vec![gap.prompt(generation, model)?]);
-    let RunningAnswer { head, deltas, tokenizer, prompt_ids } =
-        generation.start(&state, "infill-", (preparation, prepare)).await?;
+    let started = generation.start(&state, "infill-", (preparation, prepare)).await;
+    let RunningAnswer { head, deltas, tokenizer, prompt_ids } = started.map_err(ApiError::without_truncation)?;
     // The texts are tokenized, so the body's share of the memory limit can be released.
     drop(body);
     let options = DecodeOptions { skip_special_tokens: false };

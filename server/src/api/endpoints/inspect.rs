@@ -1,6 +1,9 @@
 //! `POST /v1/inspect`: the model's predictions after each token of a text, its attention maps, the experts that are chosen, and the
 //! predictions of each layer.
 //!
+//! Of an encoder-decoder, `input` is the source and `target` what the decoder reads; the answer has the maps of encoder, decoder and
+//! cross-attention.
+//!
 //! Runs outside the engine, with the same weights and without the KV cache; one text at a time.
 
 use axum::{
@@ -57,6 +60,8 @@ const MAX_LENS_PRODUCTS: usize = 1 << 38;
 struct InspectRequest {
     model: Option<String>,
     source: Source,
+    /// What the decoder of an encoder-decoder reads.
+    target: Option<TextOrIds>,
     shown: Shown,
 }
 
@@ -77,6 +82,9 @@ enum Source {
 struct AttentionChoice {
     layers: Option<Vec<usize>>,
     heads: Option<Vec<usize>>,
+    /// Of the encoder of an encoder-decoder.
+    encoder_layers: Option<Vec<usize>>,
+    encoder_heads: Option<Vec<usize>>,
 }
 
 /// The layers whose experts are requested; `None`: all that have some.
@@ -103,6 +111,28 @@ struct WireInspection {
     attention: Option<WireAttention>,
     experts: Option<WireExperts>,
     logit_lens: Option<WireLens>,
+    /// Of an encoder-decoder: what it read.
+    source: Option<WireSource>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedSource")]
+struct WireSource {
+    layer_count: usize,
+    head_count: usize,
+    tokens: Vec<WireSourceToken>,
+    /// Of the encoder: from token to token of the source.
+    attention: Option<WireAttention>,
+    /// Of the decoder: from its tokens to those of the source.
+    cross_attention: Option<WireAttention>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedSourceToken")]
+struct WireSourceToken {
+    id: TokenId,
+    token: String,
+    bytes: Vec<u8>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -206,14 +236,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         return Err(ApiError::invalid("model", message));
     }
     let model = state.engine_for(body.arrived())?.model().clone();
-    if model.config.bidirectional {
-        let message = "`/v1/inspect` shows what a model expects after each token, and this one is an encoder, which sees them all";
-        return Err(ApiError::invalid("model", message));
-    }
-    if model.config.is_encoder_decoder() {
-        let message = "`/v1/inspect` shows models without an encoder, and this one is an encoder-decoder";
-        return Err(ApiError::invalid("model", message));
-    }
+    request.require_kind(&model)?;
     let preparation = match &request.source {
         Source::Input(..) => WorkClass::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),
@@ -221,19 +244,32 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let encode = {
         let model = model.clone();
         move || {
-            let ids = request.source.encode(&model, max_tokens)?;
-            let options = options(&model, ids.len(), request.shown)?;
-            Ok((ids, options))
+            let given = request.source.encode(&model, max_tokens)?;
+            let (source, ids) = match request.target {
+                Some(target) => (given, decoder_ids(&target, &model, max_tokens)?),
+                None => (Vec::new(), given),
+            };
+            let options = options(&model, [source.len(), ids.len()], request.shown)?;
+            Ok((source, ids, options))
         }
     };
-    let (ids, options) = state.prepare(preparation, body.turn_wait(), encode).await?;
+    let (source, ids, options) = state.prepare(preparation, body.turn_wait(), encode).await?;
     let name = state.model_id().to_owned();
     let inspect = move |progress: &WorkHandle| {
-        let found = model.inspector.inspect(&ids, &options, &|| progress.report()).map_err(|error| match error {
-            hearth_model::Error::Param { name, what } => ApiError::invalid(name, format!("`{name}` {what}")),
-            error => ApiError::internal(error.to_string()),
-        })?;
-        Ok(Json(WireInspection::new(name, &model, &ids, options, found)).into_response())
+        let found = model.inspector.inspect_behind(&source, &ids, &options, &|| progress.report()).map_err(
+            |error| match error {
+                hearth_model::Error::Param { name, what } => {
+                    let name = match name {
+                        "source" => "input",
+                        "input" if !source.is_empty() => "target",
+                        name => name,
+                    };
+                    ApiError::invalid(name, format!("`{name}` {what}"))
+                }
+                error => ApiError::internal(error.to_string()),
+            },
+        )?;
+        Ok(Json(WireInspection::new(name, &model, [&source, &ids], options, found)).into_response())
     };
     let response = state.prepare_in_parts(WorkClass::Inspection, body.turn_wait(), inspect).await?;
     Ok(ignored_params::add_header(ignored, response))
@@ -257,9 +293,25 @@ impl InspectRequest {
             }
             (false, true) => Source::Conversation(Box::new(Conversation::from_fields(fields, templates)?)),
         };
+        let target = match TextOrIds::from_fields_if_any(fields, "target")? {
+            None => None,
+            Some(given) => match <[TextOrIds; 1]>::try_from(given) {
+                Ok([target]) => Some(target),
+                Err(given) => {
+                    let message =
+                        format!("`target` must be one text: a string or an array of token ids, got {}", given.len());
+                    return Err(ApiError::invalid("target", message));
+                }
+            },
+        };
         let n_top = fields.count_or("top_logprobs", 0..=MAX_TOP, 5)?;
         let attention = fields.object("attention")?.map(|mut fields| {
-            Ok::<_, ApiError>(AttentionChoice { layers: fields.counts("layers")?, heads: fields.counts("heads")? })
+            Ok::<_, ApiError>(AttentionChoice {
+                layers: fields.counts("layers")?,
+                heads: fields.counts("heads")?,
+                encoder_layers: fields.counts("encoder_layers")?,
+                encoder_heads: fields.counts("encoder_heads")?,
+            })
         });
         let experts = fields
             .object("experts")?
@@ -271,8 +323,60 @@ impl InspectRequest {
             })
         });
         let (attention, experts, lens) = (attention.transpose()?, experts.transpose()?, lens.transpose()?);
-        Ok(Self { model, source, shown: Shown { n_top, attention, experts, lens } })
+        Ok(Self { model, source, target, shown: Shown { n_top, attention, experts, lens } })
     }
+
+    /// Rejects a request for another kind of model than is served.
+    fn require_kind(&self, model: &ServedModel) -> Result<(), ApiError> {
+        if model.config.bidirectional {
+            let message = "`/v1/inspect` shows what a model expects after each token, and this one is an encoder, which sees them all";
+            return Err(ApiError::invalid("model", message));
+        }
+        let is_encoder_decoder = model.config.is_encoder_decoder();
+        let mut of_encoder = self.shown.attention.iter().flat_map(|choice| {
+            [("attention.encoder_layers", &choice.encoder_layers), ("attention.encoder_heads", &choice.encoder_heads)]
+        });
+        if let Some((name, _)) = of_encoder.find(|(_, list)| !is_encoder_decoder && list.is_some()) {
+            let message =
+                format!("`{name}` is for encoder-decoders, and this model has no encoder\nhint: leave it out");
+            return Err(ApiError::invalid(name, message));
+        }
+        match (is_encoder_decoder, &self.source, &self.target) {
+            (true, Source::Conversation(_), _) => {
+                let message = "`messages` cannot be inspected: this model is an encoder-decoder\nhint: send `input`, the source, and `target`";
+                Err(ApiError::invalid("messages", message))
+            }
+            (true, _, None) => {
+                let message = "`target` is missing: this model is an encoder-decoder, which reads `input` as the source and writes a \
+                               text about it\nhint: `target` is that text, such as an answer of `/v1/completions`";
+                Err(ApiError::invalid("target", message))
+            }
+            (false, _, Some(_)) => {
+                let message = "`target` is for encoder-decoders, and this model has no encoder\nhint: leave it out";
+                Err(ApiError::invalid("target", message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The ids of what the decoder of an encoder-decoder reads: the tokens that it begins with, as far as they are not given, and the text.
+fn decoder_ids(target: &TextOrIds, model: &ServedModel, max_tokens: usize) -> Result<Vec<TokenId>, ApiError> {
+    target.check_length("target", model)?;
+    let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::PROMPT };
+    let given = target.encode("target", &model.tokenizer, options)?;
+    let start = &model.decoder_start;
+    let n_missing = (0..=start.len()).find(|&n| given.starts_with(&start[n..])).unwrap_or(start.len());
+    let ids = [&start[..n_missing], &given].concat();
+    if ids.len() > max_tokens {
+        let message = format!(
+            "`target` must have at most {max_tokens} tokens to be inspected, got {}\n\
+             hint: the server's `--max-inspect-tokens` sets the limit",
+            ids.len()
+        );
+        return Err(ApiError::invalid("target", message));
+    }
+    Ok(ids)
 }
 
 impl Source {
@@ -316,12 +420,17 @@ impl Source {
 }
 
 /// Resolves the choices of layers and heads. Limits the answer, which is not streamed.
-fn options(model: &ServedModel, n_tokens: usize, shown: Shown) -> Result<InspectOptions, ApiError> {
+fn options(model: &ServedModel, [n_source, n_tokens]: [usize; 2], shown: Shown) -> Result<InspectOptions, ApiError> {
     let Shown { n_top, attention, experts, lens } = shown;
     let config = &model.config;
     let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
     let attending = || (0..config.n_layers).filter(|layer| config.attends(*layer)).collect();
+    let (mut encoder_layers, mut encoder_heads) = (Vec::new(), Vec::new());
     let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {
+        if let Some(encoder) = &config.encoder {
+            encoder_layers = all(choice.encoder_layers, encoder.n_layers);
+            encoder_heads = all(choice.encoder_heads, encoder.n_heads);
+        }
         (choice.layers.unwrap_or_else(attending), all(choice.heads, config.n_heads))
     });
     let routed = || (0..config.n_layers).filter(|layer| config.experts_of(*layer).is_some()).collect();
@@ -340,7 +449,8 @@ fn options(model: &ServedModel, n_tokens: usize, shown: Shown) -> Result<Inspect
     };
     // Saturating: the lists may be long.
     let product = |factors: &[usize]| factors.iter().fold(1, |product: usize, &factor| product.saturating_mul(factor));
-    let n_weights = product(&[attention_layers.len(), attention_heads.len(), n_tokens, n_tokens]);
+    let n_weights = product(&[attention_layers.len(), attention_heads.len(), n_tokens, n_tokens + n_source]);
+    let n_weights = n_weights.saturating_add(product(&[encoder_layers.len(), encoder_heads.len(), n_source, n_source]));
     at_most("attention", n_weights, MAX_ATTENTION, "attention weights")?;
     if let Some(experts) = &config.experts {
         at_most("experts", product(&[expert_layers.len(), n_tokens, experts.n_active]), MAX_CHOICES, "choices")?;
@@ -349,16 +459,25 @@ fn options(model: &ServedModel, n_tokens: usize, shown: Shown) -> Result<Inspect
     at_most("logit_lens", product(&[n_rows, n_lens_top]), MAX_LENS, "predictions")?;
     let n_products = product(&[n_rows, config.vocab_size, config.d_model]);
     at_most("logit_lens", n_products, MAX_LENS_PRODUCTS, "multiply-adds")?;
-    Ok(InspectOptions { n_top, attention_layers, attention_heads, expert_layers, lens_layers, n_lens_top })
+    Ok(InspectOptions {
+        n_top,
+        attention_layers,
+        attention_heads,
+        encoder_layers,
+        encoder_heads,
+        expert_layers,
+        lens_layers,
+        n_lens_top,
+    })
 }
 
 impl WireInspection {
     fn new(
         name: String,
         model: &ServedModel,
-        ids: &[TokenId],
+        [source_ids, ids]: [&[TokenId]; 2],
         options: InspectOptions,
-        Inspection { predictions, attention, experts, lens }: Inspection,
+        Inspection { predictions, attention, source, experts, lens }: Inspection,
     ) -> Self {
         let tokenizer = &model.tokenizer;
         let before = [None].into_iter().chain(predictions.iter().map(|prediction| prediction.next.as_ref()));
@@ -368,17 +487,34 @@ impl WireInspection {
             WireToken { id, token: text, bytes, logprob, rank: predicted.map(|predicted| predicted.rank) }
         });
         let tokens = tokens.collect();
-        let shape = [options.attention_layers.len(), options.attention_heads.len(), ids.len(), ids.len()];
-        let attention = (!attention.is_empty()).then(|| WireAttention {
-            layers: options.attention_layers,
-            heads: options.attention_heads,
-            shape,
-            dtype: "float16",
-            data: BASE64_STANDARD.encode(attention.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<_>>()),
+        let (n_source, n_tokens) = (source_ids.len(), ids.len());
+        let of_decoder = [&options.attention_layers, &options.attention_heads];
+        let source = source.zip(model.config.encoder.as_ref()).map(|(source, encoder)| WireSource {
+            layer_count: encoder.n_layers,
+            head_count: encoder.n_heads,
+            tokens: source_ids
+                .iter()
+                .map(|&id| {
+                    let TokenText { text, bytes } = TokenText::new(tokenizer, id);
+                    WireSourceToken { id, token: text, bytes }
+                })
+                .collect(),
+            attention: WireAttention::new(
+                source.encoder.iter().map(|weight| weight.to_le_bytes()),
+                [&options.encoder_layers, &options.encoder_heads],
+                [n_source, n_source],
+            ),
+            cross_attention: WireAttention::new(
+                source.cross.iter().map(|weight| weight.to_le_bytes()),
+                of_decoder,
+                [n_tokens, n_source],
+            ),
         });
         let sizes = model.config.experts.as_ref().map(|experts| (experts.n_experts, experts.n_active));
         let experts =
             sizes.filter(|_| !experts.is_empty()).map(|sizes| WireExperts::new(options.expert_layers, sizes, experts));
+        let attention =
+            WireAttention::new(attention.iter().map(|weight| weight.to_le_bytes()), of_decoder, [n_tokens, n_tokens]);
         let logit_lens = (!lens.is_empty()).then(|| WireLens {
             layers: options.lens_layers,
             predictions: lens
@@ -400,6 +536,7 @@ impl WireInspection {
             attention,
             experts,
             logit_lens,
+            source,
         }
     }
 }
@@ -417,6 +554,24 @@ impl WireExperts {
         let chosen = found.iter().map(of_token).collect();
         let weights = found.iter().map(|layer| layer.weights.chunks_exact(n_active).map(<[_]>::to_vec).collect());
         Self { layers, expert_count: n_experts, chosen, weights: weights.collect(), counts }
+    }
+}
+
+impl WireAttention {
+    /// The maps of layers and heads, from so many tokens to so many, as 16-bit floats; `None` without any.
+    fn new(
+        weights: impl Iterator<Item = [u8; 2]>,
+        [layers, heads]: [&Vec<usize>; 2],
+        [n_from, n_to]: [usize; 2],
+    ) -> Option<Self> {
+        let weights: Vec<u8> = weights.flatten().collect();
+        (!weights.is_empty()).then(|| Self {
+            layers: layers.clone(),
+            heads: heads.clone(),
+            shape: [layers.len(), heads.len(), n_from, n_to],
+            dtype: "float16",
+            data: BASE64_STANDARD.encode(weights),
+        })
     }
 }
 

@@ -40,13 +40,15 @@ pub(crate) struct Model {
     meta: Meta,
 }
 
-/// Sizes that clients of local servers display.
+/// Sizes that clients of local servers display, and what the page shows the model by.
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 struct Meta {
     n_vocab: usize,
     n_ctx_train: usize,
     n_embd: usize,
     n_params: usize,
+    /// What the model reads and writes: `decoder`, `encoder` or `encoder-decoder`.
+    kind: &'static str,
 }
 
 /// The endpoint's entry in `/openapi.json`.
@@ -114,6 +116,11 @@ fn served(state: &AppState) -> Result<Vec<Model>, ApiError> {
             n_ctx_train: model.config.max_seq_len,
             n_embd: model.config.d_model,
             n_params: model.config.n_params(),
+            kind: match (model.config.is_encoder_decoder(), model.limits.is_encoder) {
+                (true, _) => "encoder-decoder",
+                (false, true) => "encoder",
+                (false, false) => "decoder",
+            },
         },
     };
     let adapters = engine.adapters().list().into_iter().map(|adapter| Model {

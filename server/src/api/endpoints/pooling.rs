@@ -46,10 +46,16 @@ enum PoolingTask {
     TokenEmbed,
     /// Probabilities of classes.
     Classify,
+    /// The same of each token.
+    TokenClassify,
 }
 
-const TASKS: [(&str, PoolingTask); 3] =
-    [("embed", PoolingTask::Embed), ("token_embed", PoolingTask::TokenEmbed), ("classify", PoolingTask::Classify)];
+const TASKS: [(&str, PoolingTask); 4] = [
+    ("embed", PoolingTask::Embed),
+    ("token_embed", PoolingTask::TokenEmbed),
+    ("classify", PoolingTask::Classify),
+    ("token_classify", PoolingTask::TokenClassify),
+];
 
 /// A parsed request.
 struct PoolingRequest {
@@ -75,6 +81,7 @@ enum Made {
         documents: Option<LateDocuments>,
     },
     Classes(Classifier),
+    TokenClasses(Classifier),
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -164,6 +171,7 @@ impl PoolingRequest {
     fn want(&self, model: &ServedModel) -> Result<(Wanted, Made), ApiError> {
         let usual = match (&model.own_pooling, &model.classifier) {
             (OwnPooling::Late(_), _) => PoolingTask::TokenEmbed,
+            (_, Some(classifier)) if classifier.is_of_tokens() => PoolingTask::TokenClassify,
             (_, Some(_)) => PoolingTask::Classify,
             _ => PoolingTask::Embed,
         };
@@ -185,12 +193,20 @@ impl PoolingRequest {
                 }
             },
             PoolingTask::Classify => {
-                let Some(classifier) = model.classifier.clone() else {
+                let Some(classifier) = model.classifier.clone().filter(|classifier| !classifier.is_of_tokens()) else {
                     let message =
                         "`task` must be another than `classify` with a model that does not tell classes apart";
                     return Err(ApiError::invalid("task", message.to_owned()));
                 };
                 Ok((vectors::of_classifier(self.texts(model)?, &classifier), Made::Classes(classifier)))
+            }
+            PoolingTask::TokenClassify => {
+                let Some(classifier) = model.classifier.clone().filter(Classifier::is_of_tokens) else {
+                    let message = "`task` must be another than `token_classify` with a model that does not tell the classes of tokens \
+                                   apart\nhint: serve one whose class ends in `ForTokenClassification`";
+                    return Err(ApiError::invalid("task", message.to_owned()));
+                };
+                Ok((vectors::of_classifier(self.texts(model)?, &classifier), Made::TokenClasses(classifier)))
             }
         }
     }
@@ -223,15 +239,23 @@ impl Made {
     fn of(&self, index: usize, vector: Vec<f32>, format: Format) -> PooledData {
         let vector = match self {
             Self::Classes(classifier) => classifier.scores_of(&vector),
+            Self::TokenClasses(classifier) => {
+                let rows = vector.chunks_exact(classifier.labels.len().max(1));
+                rows.flat_map(|outputs| classifier.scores_of(outputs)).collect()
+            }
             Self::Tokens { width, documents: Some((late, ids)) } => late::kept(vector, &ids[index], late, *width),
             _ => vector,
         };
         match (self, format) {
             (_, Format::Base64) => PooledData::Base64(in_base64(&vector)),
-            (Self::Tokens { width, .. }, _) => {
-                PooledData::Tokens(vector.chunks_exact((*width).max(1)).map(<[f32]>::to_vec).collect())
-            }
+            (Self::Tokens { width, .. }, _) => rows_of(&vector, *width),
+            (Self::TokenClasses(classifier), _) => rows_of(&vector, classifier.labels.len()),
             _ => PooledData::Text(vector),
         }
     }
+}
+
+/// The numbers of tokens, `width` of each.
+fn rows_of(numbers: &[f32], width: usize) -> PooledData {
+    PooledData::Tokens(numbers.chunks_exact(width.max(1)).map(<[f32]>::to_vec).collect())
 }

@@ -20,11 +20,13 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::embeddings::TruncationDetails;
 use crate::api::{
     error::ApiError,
     exchange::{
+        cutting::Cutting,
         late::{self, Side},
-        prompt,
+        prompt::Truncation,
         vectors::{self, Common, Reading, Vectors, Wanted},
     },
     wire::{
@@ -52,6 +54,14 @@ struct RerankRequest {
     /// As the model's last layer has them.
     raw_scores: bool,
     shape: RerankShape,
+    cutting: Cutting,
+}
+
+/// The parameters that have the texts of pairs, and what happens to long ones.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    params: [&'static str; 2],
+    cutting: Cutting,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +116,16 @@ struct RankedText {
 struct ScoreUsage {
     prompt_tokens: usize,
     total_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_tokens_details: Option<TruncationDetails>,
+}
+
+impl ScoreUsage {
+    /// `n_cut` tokens were cut, if any may be.
+    fn new(n_tokens: usize, n_cut: usize, cutting: Cutting) -> Self {
+        let prompt_tokens_details = cutting.cuts().then_some(TruncationDetails { truncated_tokens: n_cut });
+        Self { prompt_tokens: n_tokens, total_tokens: n_tokens, prompt_tokens_details }
+    }
 }
 
 /// An answer in either shape.
@@ -140,34 +160,46 @@ pub(crate) const SCORE: Operation =
 
 fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let mut fields = Fields::describing(json!({ "query": "x", "documents": ["y"] }), shape);
-    RerankRequest::from_fields(&mut fields)?;
+    RerankRequest::from_fields(&mut fields, false)?;
     Common::from_fields(&mut fields).map(drop)
 }
 
 fn describe_score(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let mut fields = Fields::describing(json!({ "text_1": "x", "text_2": ["y"] }), shape);
     pairs(&mut fields)?;
+    Cutting::from_fields(&mut fields)?;
     Common::from_fields(&mut fields).map(drop)
 }
 
 /// Handles a request to order documents.
 pub(crate) async fn rerank(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
-    let read = |fields: &mut Fields| {
-        let request = RerankRequest::from_fields(fields)?;
+    ranked(state, body, false).await
+}
+
+/// The same in Cohere's API, which cuts long texts.
+pub(crate) async fn cohere(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    ranked(state, body, true).await
+}
+
+async fn ranked(state: AppState, body: Body, is_cohere: bool) -> Result<Response, ApiError> {
+    let read = move |fields: &mut Fields| {
+        let request = RerankRequest::from_fields(fields, is_cohere)?;
         Ok((Common::from_fields(fields)?, request))
     };
     let want = |request: RerankRequest, model: &ServedModel| {
+        let documents_param = if request.shape == RerankShape::List { "texts" } else { "documents" };
+        let given = Given { params: ["query", documents_param], cutting: request.cutting };
         let documents: Vec<&str> = request.documents.iter().map(String::as_str).collect();
         let classifier = if request.raw_scores { Some(raw(model)?) } else { model.classifier.clone() };
         let query = request.query.as_str();
         let (wanted, scorer) = match classifier {
-            Some(classifier) => of_pairs(&vec![query; documents.len()], &documents, model, classifier)?,
-            None => of_embeddings(&[query], &documents, model)?,
+            Some(classifier) => of_pairs(&vec![query; documents.len()], &documents, given, model, classifier)?,
+            None => of_embeddings(&[query], &documents, given, model)?,
         };
         Ok((wanted, (request, scorer)))
     };
     let computed = vectors::compute(&state, body, ("documents", "rerank-"), read, want).await?;
-    let Vectors { vectors, model, n_tokens, ignored, id, rest: (request, scorer), .. } = computed;
+    let Vectors { vectors, model, n_tokens, n_cut, ignored, id, rest: (request, scorer) } = computed;
     let n_bytes = RESULT_BYTES * vectors.len() + request.documents.iter().map(String::len).sum::<usize>();
     let write = move || {
         let scores = scorer.scores(&vectors, 1);
@@ -180,7 +212,7 @@ pub(crate) async fn rerank(State(state): State<AppState>, body: Body) -> Result<
             RerankShape::Results => RerankAnswer::Results(RerankResults {
                 id,
                 model,
-                usage: ScoreUsage { prompt_tokens: n_tokens, total_tokens: n_tokens },
+                usage: ScoreUsage::new(n_tokens, n_cut, request.cutting),
                 results: ranked
                     .into_iter()
                     .map(|(index, relevance_score)| RerankResult {
@@ -202,27 +234,28 @@ pub(crate) async fn rerank(State(state): State<AppState>, body: Body) -> Result<
 /// Handles a request for scores of pairs.
 pub(crate) async fn score(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let read = |fields: &mut Fields| {
-        let pairs = pairs(fields)?;
-        Ok((Common::from_fields(fields)?, pairs))
+        let (pairs, cutting) = (pairs(fields)?, Cutting::from_fields(fields)?);
+        Ok((Common::from_fields(fields)?, (pairs, cutting)))
     };
-    let want = |[first, second]: [Vec<String>; 2], model: &ServedModel| {
+    let want = |([first, second], cutting): ([Vec<String>; 2], Cutting), model: &ServedModel| {
+        let given = Given { params: ["text_1", "text_2"], cutting };
         let [first, second] = [&first, &second].map(|texts| texts.iter().map(String::as_str).collect::<Vec<_>>());
         let n_first = first.len();
         let (wanted, scorer) = match model.classifier.clone() {
             Some(classifier) => {
                 let first = if n_first == 1 { vec![first[0]; second.len()] } else { first };
-                of_pairs(&first, &second, model, classifier)?
+                of_pairs(&first, &second, given, model, classifier)?
             }
-            None => of_embeddings(&first, &second, model)?,
+            None => of_embeddings(&first, &second, given, model)?,
         };
-        Ok((wanted, (scorer, n_first)))
+        Ok((wanted, (scorer, n_first, cutting)))
     };
     let computed = vectors::compute(&state, body, ("text_2", "score-"), read, want).await?;
-    let Vectors { vectors, model, n_tokens, ignored, id, rest: (scorer, n_first), .. } = computed;
+    let Vectors { vectors, model, n_tokens, n_cut, ignored, id, rest: (scorer, n_first, cutting) } = computed;
     let write = move || {
         let scores = scorer.scores(&vectors, n_first).into_iter().enumerate();
         let data = scores.map(|(index, score)| Score { index, object: "score", score }).collect();
-        let usage = ScoreUsage { prompt_tokens: n_tokens, total_tokens: n_tokens };
+        let usage = ScoreUsage::new(n_tokens, n_cut, cutting);
         Json(ScoreList { id, object: "list", model, data, usage }).into_response()
     };
     Ok(ignored_params::add_header(ignored, state.write(RESULT_BYTES * MAX_DOCUMENTS, write).await?))
@@ -243,9 +276,15 @@ fn raw(model: &ServedModel) -> Result<Classifier, ApiError> {
 fn of_pairs(
     first: &[&str],
     second: &[&str],
+    Given { params: [_, param], cutting }: Given,
     model: &ServedModel,
     classifier: Classifier,
 ) -> Result<(Wanted, Scorer), ApiError> {
+    if classifier.is_of_tokens() {
+        let message = "this model tells the classes of tokens, and has no score for a pair of texts\nhint: use `/pooling`, with \
+                       `\"task\": \"token_classify\"`";
+        return Err(ApiError::invalid("model", message.to_owned()));
+    }
     if classifier.labels.len() != 1 {
         let n = classifier.labels.len();
         let message = format!(
@@ -253,17 +292,28 @@ fn of_pairs(
         );
         return Err(ApiError::invalid("model", message));
     }
-    let pairs = first.iter().zip(second);
-    let pairs =
-        pairs.map(|(first, second)| vectors::pair_tokens([first, second], &classifier.pair_form, "documents", model));
-    let texts = pairs.collect::<Result<Vec<_>, ApiError>>()?;
+    let most = cutting.most(model.limits.max_seq_len);
+    let pair = |(index, (first, second)): (usize, (&&str, &&str))| {
+        let (second, n_cut) = cutting.document(second, param, model)?;
+        let mut text = vectors::pair_tokens([first, &second], &classifier.pair_form, (param, most), model)?;
+        cutting.check(&text, (param, index), "with the other text of its pair")?;
+        text.n_cut += n_cut;
+        Ok(text)
+    };
+    let texts = first.iter().zip(second).enumerate().map(pair).collect::<Result<Vec<_>, ApiError>>()?;
     Ok((vectors::of_classifier(texts, &classifier), Scorer::Pairs(classifier)))
 }
 
 /// Texts whose vectors are compared.
-fn of_embeddings(first: &[&str], second: &[&str], model: &ServedModel) -> Result<(Wanted, Scorer), ApiError> {
+fn of_embeddings(
+    first: &[&str],
+    second: &[&str],
+    given: Given,
+    model: &ServedModel,
+) -> Result<(Wanted, Scorer), ApiError> {
+    let Given { params: [param, other], cutting } = given;
     if let OwnPooling::Late(late) = &model.own_pooling {
-        return of_tokens(first, second, late, model);
+        return of_tokens(first, second, late, (given, model));
     }
     if !vectors::is_for_vectors(model) {
         let message =
@@ -273,13 +323,21 @@ fn of_embeddings(first: &[&str], second: &[&str], model: &ServedModel) -> Result
         return Err(ApiError::invalid("model", message));
     }
     let (pooling, layers) = vectors::own_pooling(model)?;
-    let read = |texts: &[&str], prompt| {
-        let reading = Reading { truncation: Some(prompt::Truncation::Fitting), prompt, ..Reading::default() };
-        let text = |text: &&str| vectors::tokens(&TextOrIds::Text((*text).to_owned()), "documents", model, &reading);
-        texts.iter().map(text).collect::<Result<Vec<_>, ApiError>>()
+    // Cut to what fits to know by how much, and refused if it must not be.
+    let truncation = cutting.truncation().unwrap_or(Truncation::Fitting);
+    let read = |text: &str, prompt, place| {
+        let reading = Reading { truncation: Some(truncation), prompt, ..Reading::default() };
+        let text = vectors::tokens(&TextOrIds::Text(text.to_owned()), param, model, &reading)?;
+        cutting.check(&text, place, "by itself").map(|()| text)
     };
-    let mut texts = read(first, model.prompts.query())?;
-    texts.extend(read(second, model.prompts.document())?);
+    let queries = first.iter().enumerate().map(|(index, text)| read(text, model.prompts.query(), (param, index)));
+    let documents = second.iter().enumerate().map(|(index, text)| {
+        let (text, n_cut) = cutting.document(text, other, model)?;
+        let mut text = read(&text, model.prompts.document(), (other, index))?;
+        text.n_cut += n_cut;
+        Ok(text)
+    });
+    let texts = queries.chain(documents).collect::<Result<Vec<_>, ApiError>>()?;
     let steps = VectorSteps { layers, dimensions: None, scale: VectorScale::Unit };
     Ok((Wanted { texts, pooling, steps }, Scorer::Cosines))
 }
@@ -289,14 +347,20 @@ fn of_tokens(
     first: &[&str],
     second: &[&str],
     late: &Arc<LateInteraction>,
-    model: &ServedModel,
+    (Given { params: [param, other], cutting }, model): (Given, &ServedModel),
 ) -> Result<(Wanted, Scorer), ApiError> {
-    let read = |texts: &[&str], side| {
-        let text = |text: &&str| late::tokens(text, side, late, ("documents", model));
-        texts.iter().map(text).collect::<Result<Vec<_>, ApiError>>()
+    let read = |text: &str, side, place: (&'static str, usize)| {
+        let text = late::tokens(text, side, late, (place.0, model))?;
+        cutting.check(&text, place, "by itself").map(|()| text)
     };
-    let mut texts = read(first, Side::Query)?;
-    texts.extend(read(second, Side::Document)?);
+    let queries = first.iter().enumerate().map(|(index, text)| read(text, Side::Query, (param, index)));
+    let documents = second.iter().enumerate().map(|(index, text)| {
+        let (text, n_cut) = cutting.document(text, other, model)?;
+        let mut text = read(&text, Side::Document, (other, index))?;
+        text.n_cut += n_cut;
+        Ok(text)
+    });
+    let texts = queries.chain(documents).collect::<Result<Vec<_>, ApiError>>()?;
     let ids = texts.iter().map(|text| text.ids.clone()).collect();
     let width = late::width(&late.layers, model);
     let wanted = late::wanted(texts, Arc::clone(&late.layers), VectorScale::Unit);
@@ -330,7 +394,7 @@ impl Scorer {
 }
 
 impl RerankRequest {
-    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+    fn from_fields(fields: &mut Fields, is_cohere: bool) -> Result<Self, ApiError> {
         let query = fields.require("query", Fields::string)?;
         let shape = if fields.has("texts") { RerankShape::List } else { RerankShape::Results };
         let (name, returned) = match shape {
@@ -341,7 +405,11 @@ impl RerankRequest {
         let raw_scores = fields.flag_or("raw_scores", false)?;
         let returns_texts = fields.flag_or(returned, false)?;
         let top_n = fields.count("top_n", 1..=usize::MAX)?.unwrap_or(documents.len());
-        Ok(Self { query, documents, top_n, returns_texts, raw_scores, shape })
+        let cutting = match shape {
+            RerankShape::Results => Cutting::of_documents(fields, is_cohere)?,
+            RerankShape::List => Cutting::of_texts(fields)?,
+        };
+        Ok(Self { query, documents, top_n, returns_texts, raw_scores, shape, cutting })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hearth_engine::ServedModel;
+use hearth_engine::{ServedModel, request::ValidationError};
 use hearth_model::{
     Error, TokenId,
     text::chat::{
@@ -106,6 +106,13 @@ impl Conversation {
             return compiled.map_err(|error| ApiError::invalid(TEMPLATE, error.to_string()));
         }
         model.chat_template.clone().ok_or_else(|| {
+            // Another template would not help these.
+            if model.limits.is_encoder {
+                return ValidationError::Encoder.into();
+            }
+            if model.config.is_encoder_decoder() {
+                return ValidationError::NoSource.into();
+            }
             let param = self.param;
             let message = format!(
                 "`{param}` needs a chat template, but the model has none\n\

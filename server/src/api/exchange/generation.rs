@@ -24,7 +24,7 @@ use hearth_engine::{
 use hearth_model::{
     TokenId,
     decode::sampling::SamplingParams,
-    text::tokenizer::{DecodeOptions, Tokenizer},
+    text::tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 use serde_json::{Value, json};
 
@@ -51,6 +51,7 @@ use crate::api::{
         ignored_params,
         request_log::{Asked, RequestLog},
         state::AppState,
+        text_input::TextOrIds,
         unsupported_params,
     },
 };
@@ -317,11 +318,17 @@ impl GenerateParams {
     /// A prompt, truncated if the request asks for it. That of an encoder-decoder becomes its source; the answer then begins with
     /// the model's own tokens.
     pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
-        match model.limits.max_source_len {
-            0 => Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len]),
-            // The answer has a context of its own.
-            max_source_len => Prompt::cut(ids, self.truncation, [0, max_source_len]),
-        }
+        Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
+    }
+
+    /// A text of a parameter as a source, see [`Prompt::source`].
+    pub(crate) fn source(
+        &self,
+        text: &TextOrIds,
+        named: (&'static str, EncodeOptions),
+        model: &ServedModel,
+    ) -> Result<Prompt, ApiError> {
+        Prompt::source(text, self.truncation, named, model)
     }
 
     /// Whether a prompt that does not fit into the context is rejected, not truncated.
@@ -496,7 +503,11 @@ impl GenerateParams {
         adapter: Option<Arc<ServedAdapter>>,
     ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
-        let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
+        let mut sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
+        if self.structure.is_some() && !self.sampling.bans_words() {
+            // Those of the model's files give way to a grammar.
+            sampling.bad_words = Arc::default();
+        }
         let (constraint, watch) = self.grammars(model, &sampling)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));

@@ -107,8 +107,16 @@ impl Items {
     /// Adds what a delta has.
     pub(crate) fn push(&mut self, answer: Answer) -> Vec<Change> {
         let Answer { text, logprobs, finish_reason, stop_cause, .. } = answer;
+        let n_before = self.logprobs.len();
         self.logprobs.extend(logprobs.into_iter().flatten());
         let mut pieces = self.reader.push(&text);
+        if self.reader.take_mark() {
+            // The token that completes the mark may also begin the text.
+            self.logprobs.drain(..n_before);
+            if !pieces.iter().any(|piece| matches!(piece, Piece::Content(_))) {
+                self.logprobs.clear();
+            }
+        }
         if finish_reason.is_some() {
             pieces.extend(self.reader.finish(text_end(finish_reason, &stop_cause)));
         }
@@ -134,8 +142,15 @@ impl Items {
         let (text, logprobs) = match piece {
             Piece::Content(text) => {
                 let is_text = matches!(self.list.last(), Some(Item::Text { .. }));
+                let begins = !(is_text && self.is_open);
                 self.open_unless(is_text, || Item::Text { text: String::new(), logprobs: Vec::new() }, changes);
-                (text, std::mem::take(&mut self.logprobs))
+                let mut logprobs = std::mem::take(&mut self.logprobs);
+                if begins && !text.starts_with(char::is_whitespace) {
+                    // White space after a mark is no part of the text.
+                    let n_blank = logprobs.iter().take_while(|entry| entry.token.text.trim().is_empty()).count();
+                    logprobs.drain(..n_blank);
+                }
+                (text, logprobs)
             }
             Piece::Reasoning(text) => {
                 let is_thought = matches!(self.list.last(), Some(Item::Reasoning(_)));

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use hearth_engine::ServedModel;
 use hearth_model::{
     TokenId,
     decode::sampling::TokenLogprobs,
-    text::tokenizer::{DecodeOptions, Tokenizer},
+    text::tokenizer::{CutAt, DecodeOptions, EncodeOptions, Tokenizer},
 };
 use serde::{Serialize, Serializer};
 use serde_json::json;
@@ -13,7 +14,10 @@ use serde_json::json;
 use super::stream::{PromptLogprobs, finite};
 use crate::api::{
     error::ApiError,
-    wire::fields::{Fields, must_be},
+    wire::{
+        fields::{Fields, must_be},
+        text_input::TextOrIds,
+    },
 };
 
 /// How to truncate a prompt.
@@ -57,6 +61,30 @@ impl Prompt {
         let n_cut = ids.len().saturating_sub(n_kept);
         ids.drain(..n_cut);
         Self { ids: ids.into(), source: None, echo: None, n_cut, end_ids: Vec::new() }
+    }
+
+    /// A text of the parameter `param` as a source for the encoder of `model`; the answer has a context of its own. It is cut at its
+    /// beginning, as in vLLM, and keeps what the tokenizer adds there and at its end.
+    pub(crate) fn source(
+        text: &TextOrIds,
+        truncation: Option<Truncation>,
+        (param, encode): (&'static str, EncodeOptions),
+        model: &ServedModel,
+    ) -> Result<Self, ApiError> {
+        let max_source_len = model.limits.max_source_len;
+        let most = match truncation {
+            Some(Truncation::Last(n)) => n,
+            Some(Truncation::Fitting) | None => max_source_len,
+        };
+        match text {
+            TextOrIds::Text(text) if truncation.is_some() => {
+                let encoded = model.tokenizer.encode_within(text, (most, CutAt::Start), encode);
+                let encoded = encoded
+                    .map_err(|error| ApiError::invalid(param, format!("`{param}` cannot be encoded: {error}")))?;
+                Ok(Self { n_cut: encoded.n_cut, ..Self::cut(encoded.token_ids, None, [0, max_source_len]) })
+            }
+            text => Ok(Self::cut(text.encode(param, &model.tokenizer, encode)?, truncation, [0, max_source_len])),
+        }
     }
 
     /// Makes the prompt the source of a text that begins with the tokens `decoder_ids`.

@@ -9,7 +9,7 @@ use hearth_model::text::chat::ChatTemplate;
 use super::{
     conversation::Conversation,
     generation::{GenerateParams, RunningAnswer},
-    thinking::ModelThoughts,
+    thinking::{ModelThoughts, Thinking},
 };
 use crate::api::{
     error::ApiError,
@@ -31,6 +31,26 @@ pub(crate) struct Reply {
     pub(crate) generation: GenerateParams,
     /// Reads an answer's text.
     pub(crate) reader: AnswerReader,
+}
+
+/// Counts the tokens of the prompt that a conversation would have, without an answer. `n_bytes`: the size of the body.
+///
+/// # Errors
+/// Those of rendering the conversation.
+pub(crate) async fn count_tokens(
+    state: &AppState,
+    (mut conversation, thinking): (Conversation, Thinking),
+    (body, n_bytes): (&Body, usize),
+) -> Result<usize, ApiError> {
+    let model = state.engine_for(body.arrived())?.model().clone();
+    let preparation = conversation.preparation(n_bytes);
+    let count = move || {
+        let template = conversation.template(&model)?;
+        conversation.add_thinking(thinking, &template);
+        // No limit: texts of any length are counted.
+        Ok(conversation.encode(&template, &model, |_| Ok(()))?.len())
+    };
+    state.prepare(preparation, body.turn_wait(), count).await
 }
 
 impl ReplyRequest {

@@ -40,7 +40,8 @@ pub(crate) struct Sampling {
     params: SamplingParams,
     /// `None`: a random seed for each prompt.
     seed: Option<u64>,
-    bad_words: Vec<String>,
+    /// `None`: those of the model's defaults, in `params`.
+    bad_words: Option<Vec<String>>,
     dry_sequence_breakers: Vec<String>,
 }
 
@@ -49,6 +50,8 @@ impl Sampling {
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
         refuse_what_is_not_computed(fields)?;
         let non_negative = 0.0..=f32::INFINITY;
+        // Bans that only the model's files ask for give way.
+        let has_allowed = fields.has("allowed_token_ids");
         let params = SamplingParams {
             temperature: fields.number_or("temperature", 0.0..=2.0, default.temperature)?,
             dynatemp_range: fields.number_or("dynatemp_range", non_negative.clone(), default.dynatemp_range)?,
@@ -89,7 +92,7 @@ impl Sampling {
             no_repeat_ngram_size: fields.count_or(
                 "no_repeat_ngram_size",
                 0..=usize::MAX,
-                default.no_repeat_ngram_size,
+                if has_allowed { 0 } else { default.no_repeat_ngram_size },
             )?,
             presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
             frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
@@ -103,7 +106,7 @@ impl Sampling {
             logit_bias: Arc::new(logit_bias(fields)?),
             logit_bias_tokens: fields.count("logit_bias_tokens", 1..=usize::MAX)?,
             allowed_token_ids: allowed_token_ids(fields)?.map(Arc::new),
-            bad_words: Arc::default(),
+            bad_words: if has_allowed { Arc::default() } else { default.bad_words },
             samplers: samplers(fields, default.samplers)?,
             seed: 0,
         };
@@ -111,13 +114,19 @@ impl Sampling {
         let breakers = fields.string_list("dry_sequence_breakers")?;
         fields.note_default("dry_sequence_breakers", &DRY_SEQUENCE_BREAKERS);
         let breakers = breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec());
-        let bad_words = fields.string_list("bad_words")?.unwrap_or_default();
+        let bad_words = fields.string_list("bad_words")?;
+        let bad_words = bad_words.map(|words| at_most_strings(MAX_BAD_WORDS, "bad_words", words)).transpose()?;
         Ok(Self {
             params,
             seed,
-            bad_words: at_most_strings(MAX_BAD_WORDS, "bad_words", bad_words)?,
+            bad_words,
             dry_sequence_breakers: at_most_strings(MAX_BREAKERS, "dry_sequence_breakers", breakers)?,
         })
+    }
+
+    /// Whether the request itself bans words.
+    pub(crate) fn bans_words(&self) -> bool {
+        self.bad_words.as_ref().is_some_and(|words| !words.is_empty())
     }
 
     /// The parameters without those that depend on the tokenizer.
@@ -138,7 +147,9 @@ impl Sampling {
         default_breakers: &OnceLock<Arc<BTreeSet<TokenId>>>,
     ) -> Result<SamplingParams, ApiError> {
         let mut params = self.params.clone();
-        params.bad_words = resolve_bad_words(&self.bad_words, tokenizer)?.into();
+        if let Some(words) = &self.bad_words {
+            params.bad_words = resolve_bad_words(words, tokenizer)?.into();
+        }
         if params.dry.multiplier > 0.0 {
             let breakers = &self.dry_sequence_breakers;
             if breakers.iter().any(String::is_empty) {

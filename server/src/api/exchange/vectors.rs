@@ -208,14 +208,13 @@ pub(crate) fn is_for_vectors(model: &ServedModel) -> bool {
     model.limits.is_encoder || model.own_pooling != OwnPooling::Unstated
 }
 
-/// The tokens of a pair of texts, cut to the context.
+/// The tokens of a pair of texts, of which the parameter `param` has one, cut to `most` tokens.
 pub(crate) fn pair_tokens(
     texts: [&str; 2],
     form: &PairForm,
-    param: &'static str,
+    (param, most): (&'static str, usize),
     model: &ServedModel,
 ) -> Result<Tokens, ApiError> {
-    let most = model.limits.max_seq_len;
     let encoded = match form {
         PairForm::Joined => model.tokenizer.encode_pair(texts, most, EncodeOptions::PROMPT),
         PairForm::Within(around) => model.tokenizer.encode_pair_within(texts, around, most),

@@ -50,7 +50,15 @@ pub(crate) fn call_rules(
             format!("({} call){{0,{}}}", rules.text(&format!("{}{before}", format.separator)), MAX_CALLS - 1)
         }
     };
-    rules.add("calls", &format!("{} call {more} {}", rules.text(&format!("{first}{before}")), rules.text(last)));
+    // A mark after each call is also after the last one, where it does not promise another.
+    let ended = match format.closing {
+        Some(mark) if n_calls == Calls::Several && format.separator.starts_with(mark) => {
+            format!(" ({})?", rules.text(mark))
+        }
+        _ => String::new(),
+    };
+    let first = rules.text(&format!("{first}{before}"));
+    rules.add("calls", &format!("{first} call {more} {}{ended}", rules.text(last)));
     let opening = Some(format.first()).filter(|mark| !mark.is_empty());
     let head = format.after_opening(opening);
     let head = match format.body {

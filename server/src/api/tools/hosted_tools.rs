@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Beginnings of the kinds of such tools, at OpenAI and at Anthropic; some kinds end with a date.
-const KINDS: [&str; 20] = [
+const KINDS: [&str; 19] = [
     "advisor",
     "apply_patch",
     "bash_",
@@ -20,7 +20,6 @@ const KINDS: [&str; 20] = [
     "local_shell",
     "mcp",
     "memory",
-    "namespace",
     "programmatic_tool_calling",
     "shell",
     "text_editor",

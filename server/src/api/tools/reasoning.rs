@@ -46,6 +46,8 @@ pub(crate) struct AnswerReader {
     has_end_marks: bool,
     /// Whether all of the answer follows a grammar: no thought begins in it.
     follows_grammar: bool,
+    /// Whether a mark has been read since this was last asked.
+    has_read_mark: bool,
 }
 
 impl AnswerReader {
@@ -63,7 +65,13 @@ impl AnswerReader {
             last: [None; 2],
             has_end_marks,
             follows_grammar: false,
+            has_read_mark: false,
         }
+    }
+
+    /// Whether a mark of a thought or an answer has been read since this was last asked.
+    pub(crate) fn take_mark(&mut self) -> bool {
+        std::mem::take(&mut self.has_read_mark)
     }
 
     /// For an answer that follows a grammar from its first to its last character.
@@ -130,7 +138,7 @@ impl AnswerReader {
             (Part::Answer(text), ReasoningFormat::InContent) => self.take_answer(&text, pieces),
             (Part::Mark(_), ReasoningFormat::Apart | ReasoningFormat::Omitted) => {
                 self.blanks.clear();
-                (self.is_after_mark, self.has_text) = (true, false);
+                (self.is_after_mark, self.has_text, self.has_read_mark) = (true, false, true);
                 if let Some(calls) = &mut self.calls {
                     calls.note_mark();
                 }

@@ -9,6 +9,7 @@ use burn::tensor::Device;
 use hearth_engine::{default_kept_states, memory};
 use hearth_model::{
     config::GptConfig,
+    gpt::kv_cache::max_places,
     hub::{Hub, HubModel, HubOptions, Outline},
     model_source::ModelSource,
     ops::{self, KvDtype},
@@ -38,6 +39,8 @@ pub(super) struct ModelReport {
     download_bytes: Option<u64>,
     weight_bytes: u64,
     max_context_tokens: usize,
+    /// Of a source, which an encoder-decoder keeps beside its answer; 0 for other models.
+    max_source_tokens: usize,
     kv_cache_dtype: String,
     kv_bytes_per_token: usize,
     /// Of the recurrent layers, for each sequence.
@@ -48,7 +51,7 @@ pub(super) struct ModelReport {
     prediction_head_bytes: u64,
     /// Of a token, in the head.
     prediction_head_kv_bytes: usize,
-    /// The weights, and keys and values of one text that fills the context.
+    /// The weights, and keys and values of one text that fills the context, with its source.
     needed_bytes: u64,
     available_bytes: Option<u64>,
     /// The longest context that fits beside the weights.
@@ -114,10 +117,13 @@ impl ModelReport {
             0 => 0,
             _ => kv_dtype.bytes_per_token(&config.of_prediction_head()),
         };
-        let needed_bytes = weight_bytes + (kv_bytes_per_token * config.max_seq_len + state_bytes) as u64;
+        // An answer's source takes as much as its own tokens, in whole pages.
+        let of_source = kv_bytes_per_token * (max_places(&config) - config.max_seq_len);
+        let fixed_bytes = weight_bytes + (of_source + state_bytes) as u64;
+        let needed_bytes = fixed_bytes + (kv_bytes_per_token * config.max_seq_len) as u64;
         let available_bytes = memory::available_on(device);
         let fitting_tokens = available_bytes.map(|available| {
-            let left = available.saturating_sub(weight_bytes + state_bytes as u64);
+            let left = available.saturating_sub(fixed_bytes);
             usize::try_from(left / (kv_bytes_per_token.max(1) as u64)).unwrap_or(usize::MAX).min(config.max_seq_len)
         });
         let read_bytes = active_bytes(&config, weight_bytes);
@@ -132,6 +138,7 @@ impl ModelReport {
             download_bytes: sizes.map(|sizes| sizes.download_bytes),
             weight_bytes,
             max_context_tokens: config.max_seq_len,
+            max_source_tokens: config.max_source_len(),
             kv_cache_dtype: kv_dtype.to_string(),
             kv_bytes_per_token,
             state_bytes,
@@ -147,11 +154,12 @@ impl ModelReport {
     }
 }
 
-/// Bytes of weights that a token's step reads: without experts that it does not go through, and of an embedding of its own one
-/// row.
+/// Bytes of weights that a token's step reads: without experts that it does not go through and the encoder, and of an embedding of its
+/// own one row.
 fn active_bytes(config: &GptConfig, weight_bytes: u64) -> u64 {
     let embedding = if config.tie_embeddings { 0 } else { config.vocab_size * config.d_model };
-    let active = config.n_active_params().saturating_sub(embedding) as f64 / (config.n_params().max(1) as f64);
+    let elsewhere = embedding + config.n_encoder_params();
+    let active = config.n_active_params().saturating_sub(elsewhere) as f64 / (config.n_params().max(1) as f64);
     (weight_bytes as f64 * active) as u64
 }
 
@@ -171,8 +179,12 @@ impl fmt::Display for ModelReport {
         write!(f, "cache     {per_token:.1} KiB for each token in {kv_cache_dtype}")?;
         writeln!(
             f,
-            ", {} for the context of {max_context_tokens} tokens",
-            gibibytes((self.kv_bytes_per_token * max_context_tokens) as u64)
+            ", {} for the context of {max_context_tokens} tokens{}",
+            gibibytes((self.kv_bytes_per_token * (max_context_tokens + self.max_source_tokens)) as u64),
+            match self.max_source_tokens {
+                0 => String::new(),
+                n => format!(" and a source of {n}"),
+            }
         )?;
         if self.state_bytes > 0 {
             let kept_bytes = gibibytes((self.kept_states * self.state_bytes) as u64);

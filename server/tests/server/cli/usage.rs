@@ -81,6 +81,23 @@ fn doctor_says_what_a_model_takes_without_opening_its_weights() {
     for line in ["MixtralForCausalLM, ", "weights  ", "cache  ", "one full context, which fits", "speed     at most "] {
         assert!(stdout(&output).contains(line), "{line}: {}", stdout(&output));
     }
+    // An encoder-decoder keeps the source of a text beside it.
+    let translator = Path::new(model).with_file_name("t5");
+    let output = run(&["doctor", translator.to_str().unwrap(), "--json", "--device", "cpu"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let number = |name: &str| report["model"][name].as_u64().unwrap();
+    let weights = fs::metadata(translator.join("model.safetensors")).unwrap().len();
+    // Two layers with two heads of 8.
+    assert_eq!(number("kv_bytes_per_token"), 2 * 2 * 8 * 2 * 4);
+    assert_eq!(number("max_source_tokens"), 64);
+    let n_places = number("max_context_tokens") + number("max_source_tokens");
+    assert_eq!(number("needed_bytes"), weights + number("kv_bytes_per_token") * n_places);
+    // Steps of the decoder do not read the encoder, which is more than half of the weights.
+    let speed = report["model"]["most_tokens_per_sec"].as_f64().unwrap();
+    let read_bytes_per_sec = report["model"]["read_bytes_per_sec"].as_f64().unwrap();
+    assert!(read_bytes_per_sec / speed < weights as f64 * 0.7, "{speed}");
+    let output = run(&["doctor", translator.to_str().unwrap(), "--device", "cpu"]);
+    assert!(stdout(&output).contains("tokens and a source of 64"), "{}", stdout(&output));
     let with_head = Path::new(model).with_file_name("prediction-heads").join("qwen3_5");
     let output = run(&["doctor", with_head.to_str().unwrap(), "--json", "--device", "cpu"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

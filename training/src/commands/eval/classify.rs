@@ -154,7 +154,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let poolings = if is_encoder { POOLINGS_OF_ENCODERS } else { POOLINGS };
     let mut wanted = poolings.map(|(_, pooling)| (pooling, VectorSteps::default())).to_vec();
     // What the head makes of a text comes last.
-    wanted.extend(loaded.classifier.as_ref().map(|head| {
+    let own_head = loaded.classifier.as_ref().filter(|head| !head.is_of_tokens());
+    wanted.extend(own_head.map(|head| {
         let layers = head.layers.clone();
         (head.pooling, VectorSteps { layers, dimensions: None, scale: VectorScale::AsIs })
     }));
@@ -180,8 +181,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         })
     };
     let probes = poolings.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
-    let head = loaded.classifier.as_ref();
-    let head = head.map(|head| of_head(head, &embedded[train.texts.len()..], poolings.len(), &test)).transpose()?;
+    let head = own_head.map(|head| of_head(head, &embedded[train.texts.len()..], poolings.len(), &test)).transpose()?;
     let mut score_labels = || -> Result<LabelTokens> {
         let items: Vec<ChoiceItem> = test
             .texts

@@ -135,7 +135,7 @@ impl TextItems {
         self.found.examples.len() - positives.len()
     }
 
-    /// Follows the data: whether pairs have negatives.
+    /// Follows the data: whether pairs have negatives, and margins.
     ///
     /// # Errors
     /// The user has set something else.
@@ -151,6 +151,14 @@ impl TextItems {
             if has_negatives { "a" } else { "no" }
         );
         config.objective.negatives = has_negatives;
+        let has_margins = self.found.examples.first().is_some_and(|item| item.margin.is_some());
+        ensure!(
+            !defaults.is_set("objective.margins") || config.objective.margins == has_margins,
+            "`objective.margins` is {}, but the pairs have {}\nhint: leave it out: it follows the data",
+            config.objective.margins,
+            if has_margins { "margins" } else { "no `margin` and no `scores`" }
+        );
+        config.objective.margins = has_margins;
         Ok(())
     }
 
@@ -204,12 +212,14 @@ impl TextItems {
             }
             let classes: Option<Vec<u32>> =
                 items.iter().map(|item| head.as_ref().and_then(|head| head.class_of(&item.label))).collect();
+            let margins: Option<Vec<f64>> = items.iter().map(|item| item.margin).collect();
             let second_texts: Vec<Option<usize>> = items.iter().map(|item| item.second_text).collect();
             let texts = items.into_iter().map(|item| item.texts);
             let items = Items::new(texts, texts_per_item, config.model.max_seq_len, &text.tokenizer)?;
-            Ok(RowSource::Items(match classes {
-                Some(classes) => items.with_classes(classes, second_texts),
-                None => items,
+            Ok(RowSource::Items(match (classes, margins) {
+                (Some(classes), _) => items.with_classes(classes, second_texts),
+                (None, Some(margins)) => items.with_margins(margins),
+                (None, None) => items,
             }))
         };
         let splits = [rows(train)?, rows(val)?];
@@ -276,12 +286,13 @@ impl TextItems {
         let mut hash = Digester::new();
         for items in [&self.found.examples, &self.found.val] {
             hash.update(&(items.len() as u64).to_le_bytes());
-            for TextItem { texts, label, .. } in items {
+            for TextItem { texts, label, margin, .. } in items {
                 for ids in texts {
                     hash.update(&(ids.len() as u64).to_le_bytes());
                     ids.iter().for_each(|id| hash.update(&id.to_le_bytes()));
                 }
                 hash.update(label.as_bytes());
+                margin.iter().for_each(|margin| hash.update(&margin.to_le_bytes()));
             }
         }
         hash.finish()

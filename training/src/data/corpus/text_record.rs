@@ -19,19 +19,46 @@ const ANCHORS: [&str; 2] = ["anchor", "query"];
 pub(crate) const POSITIVE: &str = "positive";
 pub(crate) const NEGATIVE: &str = "negative";
 
+/// By how much the positive suits the anchor better than the negative, by a model that reads both texts at once; or its two scores.
+pub(crate) const MARGIN: &str = "margin";
+const SCORES: &str = "scores";
+
 /// Members of records that would change what is trained, if they were read.
-const CHANGING: [&str; 6] = ["label", "score", "negatives", "negative_1", "positives", "margin"];
+const CHANGING: [&str; 5] = ["label", "score", "negatives", "negative_1", "positives"];
 
 const PAIR_HINT: &str = "a pair has `anchor` (or `query`) and `positive`, and may have `negative`; every positive is right for its \
                          anchor, and wrong for the other anchors of a batch";
+const MARGIN_HINT: &str = "with a `negative`, a pair may have `margin`, by how much the score of the positive is above that of the \
+                           negative, or `scores`, both of them, such as [9.1, 2.3]";
 
 /// The members that records of pairs may have, for tables: only these columns are read.
 pub(crate) fn pair_members() -> Vec<&'static str> {
-    ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, SPLIT]).chain(CHANGING).collect()
+    ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, MARGIN, SCORES, SPLIT]).chain(CHANGING).collect()
 }
 
 /// The texts of a record with the names of their members, and what is to be said about it.
 pub(crate) type NamedTexts<'a> = (Vec<(&'static str, &'a str)>, Vec<Note>);
+
+/// The margin of a record, if it has one.
+pub(crate) fn margin_of(members: &Map<String, Value>) -> Result<Option<f64>, Problem> {
+    let given = |name: &str| members.get(name).filter(|value| !value.is_null());
+    let finite = |value: &Value| value.as_f64().filter(|number| number.is_finite());
+    let margin = match (given(MARGIN), given(SCORES)) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => return Err((format!("there is both `{MARGIN}` and `{SCORES}`"), MARGIN_HINT)),
+        (Some(margin), None) => {
+            finite(margin).ok_or_else(|| (format!("`{MARGIN}` must be a number, got `{margin}`"), MARGIN_HINT))?
+        }
+        (None, Some(scores)) => match scores.as_array().map(|scores| scores.iter().map(finite).collect::<Vec<_>>()) {
+            Some(found) if let [Some(positive), Some(negative)] = found[..] => positive - negative,
+            _ => return Err((format!("`{SCORES}` must be two numbers, got `{scores}`"), MARGIN_HINT)),
+        },
+    };
+    match given(NEGATIVE) {
+        Some(_) => Ok(Some(margin)),
+        None => Err((format!("there is no `{NEGATIVE}`, which a margin is about"), MARGIN_HINT)),
+    }
+}
 
 /// The texts of a pair: the anchor, its positive, and its negative if
 /// it has one.
@@ -54,6 +81,9 @@ pub(crate) fn pair_of(members: &Map<String, Value>) -> Result<NamedTexts<'_>, Pr
     {
         if CHANGING.contains(&name.as_str()) {
             return Err((format!("`{name}` is not read"), PAIR_HINT));
+        }
+        if [MARGIN, SCORES].contains(&name.as_str()) {
+            continue;
         }
         if let Some(problem) = wrong_split(name, value) {
             return Err(problem);
@@ -171,6 +201,20 @@ mod tests {
         ] {
             let error = read(&record).unwrap_err();
             assert!(error.starts_with(message), "{record}: {error}");
+        }
+        let margin = |record: Value| margin_of(record.as_object().unwrap()).map_err(|(what, _)| what);
+        let with = |name: &str, value: Value| json!({ "anchor": "a", "positive": "b", "negative": "c", name: value });
+        assert_eq!(margin(with("id", json!(1))), Ok(None));
+        assert_eq!(margin(with("margin", json!(-2))), Ok(Some(-2.0)));
+        assert_eq!(margin(with("scores", json!([1.5, 4]))), Ok(Some(-2.5)));
+        assert_eq!(read(&with("scores", json!([1.5, 4]))).unwrap().len(), 3);
+        for (record, message) in [
+            (with("margin", json!("3")), "`margin` must be a number, got `\"3\"`"),
+            (with("scores", json!([1])), "`scores` must be two numbers, got `[1]`"),
+            (json!({ "anchor": "a", "positive": "b", "margin": 1 }), "there is no `negative`, which a margin is about"),
+            (json!({ "margin": 1, "scores": [1, 2] }), "there is both `margin` and `scores`"),
+        ] {
+            assert_eq!(margin(record), Err(message.to_owned()));
         }
         for (record, message) in [
             (json!({ "label": 1 }), "there is no `text`, only `label`"),

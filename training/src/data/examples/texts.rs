@@ -13,11 +13,12 @@ use super::{
     read::{Fitted, read_all},
 };
 use crate::data::corpus::{
-    Marks, NEGATIVE, Origin, Record, RecordOptions, labeled_members, labeled_of, pair_members, pair_of,
+    MARGIN, Marks, NEGATIVE, Origin, Record, RecordOptions, labeled_members, labeled_of, margin_of, pair_members,
+    pair_of,
 };
 
 /// Texts that belong together, or one with a label.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TextItem {
     /// The token ids of each text: of an anchor, its positive, and its negative if it has one.
     pub texts: Vec<Vec<TokenId>>,
@@ -25,14 +26,17 @@ pub struct TextItem {
     pub second_text: Option<usize>,
     /// Its label, as it is written; empty if it has none.
     pub label: String,
+    /// By how much its positive suits the anchor better than its negative, if that is said.
+    pub margin: Option<f64>,
     /// File and line, for messages, such as "`data.jsonl`, line 3".
     pub origin: String,
 }
 
-/// Reads pairs for contrastive training: `anchor` (or `query`) and `positive`, and `negative` in all records or in none.
+/// Reads pairs for contrastive training: `anchor` (or `query`) and `positive`, and `negative` in all records or in none, and with it
+/// `margin` or `scores`.
 ///
 /// # Errors
-/// As [`read`](super::read()); and a negative in some records only.
+/// As [`read`](super::read()); and a negative, or a margin, in some records only.
 pub fn read_text_pairs(
     sources: &[Origin],
     tokenizer: &Tokenizer,
@@ -48,14 +52,15 @@ pub fn read_text_pairs(
     };
     let encode = |record: &Record, origin: &str| {
         let (texts, notes) = pair_of(&record.members).map_err(|problem| wrong(origin, problem))?;
+        let margin = margin_of(&record.members).map_err(|problem| wrong(origin, problem))?;
         let fitted: Vec<Fitted<Vec<TokenId>>> = texts
             .into_iter()
             .map(|(name, text)| fit(tokenizer, text, settings, &format!("{origin}, `{name}`")))
             .collect::<Result<_>>()?;
         let is_cut = fitted.iter().any(|text| matches!(text, Fitted::Cut { .. }));
         let texts: Option<Vec<Vec<TokenId>>> = fitted.into_iter().map(Fitted::into_kept).collect();
-        let item =
-            texts.map(|texts| TextItem { texts, second_text: None, label: String::new(), origin: origin.to_owned() });
+        let origin = origin.to_owned();
+        let item = texts.map(|texts| TextItem { texts, second_text: None, label: String::new(), margin, origin });
         let fitted = match item {
             None => Fitted::Dropped,
             Some(kept) if is_cut => Fitted::Cut { kept, is_endless: false },
@@ -71,6 +76,14 @@ pub fn read_text_pairs(
         let [with, without] = if first.texts.len() > other.texts.len() { [first, other] } else { [other, first] };
         return Err(anyhow!(
             "{}: there is no `{NEGATIVE}`, but there is one in {}\nhint: give all pairs one, or none",
+            without.origin,
+            with.origin
+        ));
+    }
+    let margin_of_any = |wanted: bool| all().find(|item| item.margin.is_some() == wanted);
+    if let (Some(with), Some(without)) = (margin_of_any(true), margin_of_any(false)) {
+        return Err(anyhow!(
+            "{}: there is no `{MARGIN}` and no `scores`, but there is one in {}\nhint: give all pairs one, or none",
             without.origin,
             with.origin
         ));
@@ -97,7 +110,9 @@ pub fn read_labeled_texts(
     };
     let encode = |record: &Record, origin: &str| {
         let ((texts, label), notes) = labeled_of(&record.members).map_err(|problem| wrong(origin, problem))?;
-        let item = |ids, second_text| TextItem { texts: vec![ids], second_text, label, origin: origin.to_owned() };
+        let origin_of_item = origin.to_owned();
+        let item =
+            |ids, second_text| TextItem { texts: vec![ids], second_text, label, margin: None, origin: origin_of_item };
         let fitted = match texts[..] {
             [(name, text)] => match fit(tokenizer, text, settings, &format!("{origin}, `{name}`"))? {
                 Fitted::Kept(ids) => Fitted::Kept(item(ids, None)),

@@ -15,17 +15,21 @@ pub struct Items {
     texts_per_item: usize,
     /// The class of each item; empty if they have none.
     classes: Arc<Vec<u32>>,
+    /// The margin of each item; empty if they have none.
+    margins: Arc<Vec<f64>>,
     /// Where the second text of each row begins, if rows are pairs of texts; empty if none is.
     second_texts: Arc<Vec<Option<usize>>>,
 }
 
 /// Which rows of a batch belong together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct BatchItems {
     /// Rows of an item, which follow each other.
     pub texts_per_item: usize,
     /// The class of each item; empty if they have none.
     pub classes: Vec<u32>,
+    /// By how much the first text of each item should be nearer to its second than to its third; empty if that is not said.
+    pub margins: Vec<f64>,
     /// Where the second text of each row begins, if rows are pairs of texts; empty if none is.
     pub second_texts: Vec<Option<usize>>,
 }
@@ -52,6 +56,7 @@ impl Items {
             documents: Arc::new(documents),
             texts_per_item,
             classes: Arc::default(),
+            margins: Arc::default(),
             second_texts: Arc::default(),
         })
     }
@@ -66,6 +71,13 @@ impl Items {
         let has_pairs = second_texts.iter().any(Option::is_some);
         let second_texts = if has_pairs { second_texts } else { Vec::new() };
         Items { classes: Arc::new(classes), second_texts: Arc::new(second_texts), ..self }
+    }
+
+    /// The same items of three texts each with their margins.
+    #[must_use]
+    pub fn with_margins(self, margins: Vec<f64>) -> Items {
+        assert!((margins.len(), self.texts_per_item) == (self.n_items(), 3), "one for each item, with a negative");
+        Items { margins: Arc::new(margins), ..self }
     }
 
     /// The number of items.
@@ -86,6 +98,7 @@ impl Items {
         let items = BatchItems {
             texts_per_item: self.texts_per_item,
             classes: numbers.iter().filter_map(|&number| self.classes.get(number as usize).copied()).collect(),
+            margins: numbers.iter().filter_map(|&number| self.margins.get(number as usize).copied()).collect(),
             second_texts: rows.iter().filter_map(chosen).collect(),
         };
         Batch { items: Some(items), ..self.documents.batch(&rows) }

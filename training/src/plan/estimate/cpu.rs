@@ -117,7 +117,7 @@ fn of_source(gpt: &GptConfig, (n_rows, seq_len): (usize, usize)) -> usize {
     let of_encoder = encoder.n_layers * kept(&shape(encoder, n_rows, None).block());
     // Plain operations keep scores, probabilities and their operands; only rotary and learned positions have one for all.
     let scores = 4 * n_rows * seq_len;
-    let is_plain = usize::from(matches!(gpt.positions, Positions::Relative(_)));
+    let is_plain = usize::from(gpt.positions.buckets().is_some());
     let of_scores =
         scores * (gpt.n_heads * gpt.n_layers * (1 + is_plain) + encoder.n_heads * encoder.n_layers * is_plain);
     let of_cross = gpt.n_layers * n_rows * (4 * gpt.d_model + 4 * gpt.q_width());

@@ -37,6 +37,7 @@ pub(crate) enum SavedForm {
 pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<(Gpt, SavedForm)> {
     // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
     let device = device.clone().autodiff();
+    let trains_vectors = config.objective.objective().trains_vectors();
     match (&config.model.init, &config.lora) {
         (None, _) => {
             let mut gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
@@ -47,14 +48,14 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
             Ok((initialize(gpt, &config.model), SavedForm::Model { class: None }))
         }
         (Some(dir), Some(lora)) => {
-            let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
+            let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, (None, trains_vectors))?;
             Ok((gpt, SavedForm::Adapter(Box::new(saved))))
         }
         (Some(dir), None) => {
             adapter::require_trainable(dir)?;
             let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
             let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout).with_fixed_logit_bias();
-            if config.objective.objective().trains_vectors() {
+            if trains_vectors {
                 // A head for masked tokens would no longer fit the encoder.
                 let class = encoder_files::load_class_without_head(dir)?.to_owned();
                 return Ok((gpt.without_mlm_head(), SavedForm::Model { class: Some(class) }));
@@ -73,14 +74,16 @@ pub(super) fn model_of_checkpoint(
     config: &TrainConfig,
     device: &Device,
 ) -> Result<(Gpt, SavedForm)> {
+    let trains_vectors = config.objective.objective().trains_vectors();
     match (&config.lora, &config.model.init) {
         (Some(lora), Some(base)) => {
-            let Adapted { gpt, saved } = adapter::load(base, (lora, config.seed), device, Some(checkpoint.dir()))?;
+            let Adapted { gpt, saved } =
+                adapter::load(base, (lora, config.seed), device, (Some(checkpoint.dir()), trains_vectors))?;
             Ok((gpt, SavedForm::Adapter(Box::new(saved))))
         }
         _ => {
             // Of a model with a head for classes, that of the encoder alone.
-            let class = match config.objective.objective().trains_vectors() {
+            let class = match trains_vectors {
                 true => encoder_files::load_class_without_head(checkpoint.dir()),
                 false => model_dir::load_class(checkpoint.dir()),
             };

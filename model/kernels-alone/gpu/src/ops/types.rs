@@ -17,7 +17,7 @@ pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(in crate::ops) use gpu_attention_plan::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub use matrix_rows::MatrixRows;
-pub use operands::{AdamWStep, DeviceMemory, PAGE_SIZE, Precision};
+pub use operands::{AdamWStep, DeviceMemory, GpuFeatures, PAGE_SIZE, Precision};
 pub(crate) use operands::{
     AttentionOptions, Dropout, LossOptions, NormOptions, NormParts, PagedRows, QkNormParts, Slots,
 };

@@ -1,6 +1,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use super::*;
+use super::{super::SamplingParams, *};
 
 const VOCAB: usize = 5;
 const END: TokenId = 0;
@@ -44,6 +44,7 @@ fn params(width: usize, max_tokens: usize, kind: BeamKind) -> BeamParams {
         min_tokens: 0,
         max_tokens,
         n_top: None,
+        rules: None,
     }
 }
 
@@ -257,42 +258,74 @@ fn stochastic_beam_search_samples_without_replacement() {
     assert_ne!(draw(1), draw(2));
 }
 
+/// A case of `tests/beams`: a table of logits by the last token, and the answers that `transformers` finds.
+fn assert_finds(case: &serde_json::Value, params: BeamParams) {
+    let table: Vec<Vec<f32>> = serde_json::from_value(case["table"].clone()).unwrap();
+    let (width, kind) = (params.width, params.kind);
+    let mut search = BeamSearch::new(params);
+    loop {
+        let beams: Vec<Option<TokenId>> = search.beams().iter().map(|beam| beam.token_ids.last().copied()).collect();
+        for (beam, last) in beams.into_iter().enumerate() {
+            search.expand(beam, &table[last.unwrap_or(1) as usize], |_| false).unwrap();
+        }
+        if search.select().is_empty() {
+            break;
+        }
+    }
+    let found = search.into_best(width);
+    let expected = case["answers"].as_array().unwrap();
+    assert_eq!(found.len(), expected.len(), "{kind:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(serde_json::json!(found.token_ids), expected["ids"], "{kind:?}");
+        let score = expected["score"].as_f64().unwrap();
+        assert!((found.score - score).abs() < 1e-5, "{}, expected {score}", found.score);
+    }
+}
+
+/// The parameters of such a case.
+fn params_of(case: &serde_json::Value, groups: BeamGroups) -> BeamParams {
+    let size = |name: &str| case[name].as_u64().unwrap() as usize;
+    let early_stopping = match &case["early_stopping"] {
+        stop if stop == "never" => EarlyStopping::Certain,
+        stop if stop == true => EarlyStopping::Full,
+        _ => EarlyStopping::Likely,
+    };
+    let length_penalty = case["length_penalty"].as_f64().unwrap() as f32;
+    params(size("width"), size("max_tokens"), BeamKind::Best { length_penalty, early_stopping, groups })
+}
+
 /// `tests/beams/make_group_beams.py` made the cases.
 #[test]
 fn beam_search_in_groups_finds_what_transformers_finds() {
     let cases: serde_json::Value =
         serde_json::from_str(include_str!("../../../../tests/beams/group_beams.json")).unwrap();
     for case in cases.as_array().unwrap() {
-        let size = |name: &str| case[name].as_u64().unwrap() as usize;
-        let table: Vec<Vec<f32>> = serde_json::from_value(case["table"].clone()).unwrap();
-        let early_stopping = match &case["early_stopping"] {
-            stop if stop == "never" => EarlyStopping::Certain,
-            stop if stop == true => EarlyStopping::Full,
-            _ => EarlyStopping::Likely,
-        };
-        let kind = BeamKind::Best {
-            length_penalty: case["length_penalty"].as_f64().unwrap() as f32,
-            early_stopping,
-            groups: BeamGroups { n_groups: size("n_groups"), penalty: case["penalty"].as_f64().unwrap() },
-        };
-        let mut search = BeamSearch::new(params(size("width"), size("max_tokens"), kind));
-        loop {
-            let beams: Vec<Option<TokenId>> =
-                search.beams().iter().map(|beam| beam.token_ids.last().copied()).collect();
-            for (beam, last) in beams.into_iter().enumerate() {
-                search.expand(beam, &table[last.unwrap_or(1) as usize], |_| false).unwrap();
-            }
-            if search.select().is_empty() {
-                break;
-            }
-        }
-        let found = search.into_best(size("width"));
-        let expected = case["answers"].as_array().unwrap();
-        assert_eq!(found.len(), expected.len(), "{kind:?}");
-        for (found, expected) in found.iter().zip(expected) {
-            assert_eq!(serde_json::json!(found.token_ids), expected["ids"], "{kind:?}");
-            let score = expected["score"].as_f64().unwrap();
-            assert!((found.score - score).abs() < 1e-5, "{}, expected {score}", found.score);
-        }
+        let n_groups = case["n_groups"].as_u64().unwrap() as usize;
+        let groups = BeamGroups { n_groups, penalty: case["penalty"].as_f64().unwrap() };
+        assert_finds(case, params_of(case, groups));
     }
+}
+
+/// `tests/beams/make_ruled_beams.py` made the cases.
+#[test]
+fn beam_search_under_penalties_and_bans_finds_what_transformers_finds() {
+    let cases: serde_json::Value =
+        serde_json::from_str(include_str!("../../../../tests/beams/ruled_beams.json")).unwrap();
+    for case in cases.as_array().unwrap() {
+        let rules = &case["rules"];
+        let ids = |name: &str| rules[name].as_array().cloned().unwrap_or_default();
+        let words = ids("bad_words_ids").into_iter().map(|word| serde_json::from_value(word).unwrap());
+        let single = ids("suppress_tokens").into_iter().map(|id| vec![id.as_u64().unwrap() as TokenId]);
+        let sampling = SamplingParams {
+            repetition_penalty: rules["repetition_penalty"].as_f64().unwrap_or(1.0) as f32,
+            no_repeat_ngram_size: rules["no_repeat_ngram_size"].as_u64().unwrap_or(0) as usize,
+            bad_words: words.chain(single).collect(),
+            ..SamplingParams::default()
+        };
+        let rules = BeamRules::of(&sampling, &[1].into());
+        assert!(rules.is_some());
+        assert_finds(case, BeamParams { rules, ..params_of(case, BeamGroups::ONE) });
+    }
+    let neutral = SamplingParams { temperature: 0.0, repeat_last_n: Some(3), ..SamplingParams::default() };
+    assert_eq!(BeamRules::of(&neutral, &[1].into()), None);
 }

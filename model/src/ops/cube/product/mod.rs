@@ -191,6 +191,24 @@ pub(in crate::ops) fn has_bf16_products(device: &Device) -> bool {
     has_instructions(&cube_device(device).client())
 }
 
+/// The matrix instructions that products use on the device, or why they use none.
+pub(super) fn choose_instructions(client: &Client) -> Result<String, String> {
+    let properties = client.properties();
+    let hardware = &properties.hardware;
+    let none = |why: &str| Err(why.to_owned());
+    match instructions(client) {
+        Some((element, size)) if has_instructions(client) => Ok(format!("{element}, {size}x{size}x{size}")),
+        Some(_) if hardware.plane_size_min != hardware.plane_size_max => {
+            none("its subgroups do not all have the same number of lanes")
+        }
+        Some(_) => none("its workgroups have too few lanes or too little shared memory"),
+        None if properties.features.matmul.cmma.is_empty() => {
+            none("it offers none to this build (the default build, in WGSL, has none on any GPU)")
+        }
+        None => none("it has none for bf16 in 16x16x16 with sums in f32"),
+    }
+}
+
 /// Whether the device can compute every [`Product`] by matrix instructions, in each precision and with any operands
 /// transposed.
 pub(super) fn has_instructions(client: &Client) -> bool {

@@ -6,12 +6,31 @@ use super::super::super::tensor_names::{
     after, same, stacked,
 };
 
-pub(in super::super) const T5: &[&[NameRow]] = &[&[
+pub(in super::super) const T5: &[&[NameRow]] = &[
+    T5_BODY,
+    &[
+        same("encoder.relative.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+        same("relative.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ],
+];
+
+/// T5 with distances in each layer.
+pub(in super::super) const UMT5: &[&[NameRow]] = &[
+    T5_BODY,
+    &[
+        same(
+            "encoder.blocks.{}.attn.relative.weight",
+            "encoder.block.{}.layer.0.SelfAttention.relative_attention_bias.weight",
+        ),
+        same("blocks.{}.attn.relative.weight", "decoder.block.{}.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ],
+];
+
+const T5_BODY: &[NameRow] = &[
     same("embed.weight", "shared.weight"),
     same("lm_head.weight", "lm_head.weight"),
     // Saved once, if it is the embedding.
     same("lm_head.weight", "shared.weight"),
-    same("encoder.relative.weight", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
     same("encoder.blocks.{}.attn_norm.weight", "encoder.block.{}.layer.0.layer_norm.weight"),
     stacked(
         "encoder.blocks.{}.attn.qkv.weight",
@@ -34,7 +53,6 @@ pub(in super::super) const T5: &[&[NameRow]] = &[&[
     ),
     same("encoder.blocks.{}.mlp.down.weight", "encoder.block.{}.layer.1.DenseReluDense.wo.weight"),
     same("encoder.norm.weight", "encoder.final_layer_norm.weight"),
-    same("relative.weight", "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
     same("blocks.{}.attn_norm.weight", "decoder.block.{}.layer.0.layer_norm.weight"),
     stacked(
         "blocks.{}.attn.qkv.weight",
@@ -66,7 +84,7 @@ pub(in super::super) const T5: &[&[NameRow]] = &[&[
     ),
     same("blocks.{}.mlp.down.weight", "decoder.block.{}.layer.2.DenseReluDense.wo.weight"),
     same("norm.weight", "decoder.final_layer_norm.weight"),
-]];
+];
 
 /// BART and its kin.
 pub(in super::super) const BART: &[&[NameRow]] = &[&[

@@ -5,7 +5,9 @@ use super::super::{
     bases::{bart, mbart, t5},
     config_rows::{ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or},
     names,
-    seq2seq_rows::{BART_ENCODER, MT5_ACTIVATION, MT5_HEAD, T5_ACTIVATION, T5_HEAD, T5_LAYERS, T5_POSITIONS},
+    seq2seq_rows::{
+        BART_ENCODER, MT5_ACTIVATION, MT5_HEAD, T5_ACTIVATION, T5_HEAD, T5_LAYERS, T5_POSITIONS, UMT5_POSITIONS,
+    },
 };
 use crate::config::{GptConfig, Positions};
 
@@ -15,7 +17,7 @@ pub(super) const ROWS: &[Architecture] = &[
         model_type: "t5",
         base: t5,
         // The last copies what the two models share.
-        config: &[T5_SIZES, &[T5_ACTIVATION, T5_HEAD, T5_LAYERS]],
+        config: &[T5_SIZES, &[T5_POSITIONS, T5_ACTIVATION, T5_HEAD, T5_LAYERS]],
         fixed: &[],
         names: names::T5,
         base_prefix: "",
@@ -24,9 +26,18 @@ pub(super) const ROWS: &[Architecture] = &[
         class: "MT5ForConditionalGeneration",
         model_type: "mt5",
         base: || GptConfig { tie_embeddings: false, ..t5() },
-        config: &[T5_SIZES, &[MT5_ACTIVATION, MT5_HEAD, T5_LAYERS]],
+        config: &[T5_SIZES, &[T5_POSITIONS, MT5_ACTIVATION, MT5_HEAD, T5_LAYERS]],
         fixed: &[],
         names: names::T5,
+        base_prefix: "",
+    },
+    Architecture {
+        class: "UMT5ForConditionalGeneration",
+        model_type: "umt5",
+        base: t5,
+        config: &[T5_SIZES, &[UMT5_POSITIONS, MT5_ACTIVATION, T5_HEAD, T5_LAYERS]],
+        fixed: &[],
+        names: names::UMT5,
         base_prefix: "",
     },
     Architecture {
@@ -107,5 +118,4 @@ const T5_SIZES: &[ConfigRow] = &[
     number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-6),
     number("dropout_rate", |c| &mut c.dropout, 0.1),
     constant("classifier_dropout", 0.0),
-    T5_POSITIONS,
 ];

@@ -147,7 +147,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
     let preparation = WorkClass::of_body(n_bytes.saturating_mul(request.questions.len()));
     let model = engine.model().clone();
     let prepare = move |progress: &WorkHandle| {
-        let requests = request.prepare(&model, progress)?;
+        let requests = request.prepare(&model, progress).map_err(ApiError::without_truncation)?;
         Ok((requests, request.questions))
     };
     let (mut requests, questions) = state.prepare_in_parts(preparation, wait, prepare).await?;

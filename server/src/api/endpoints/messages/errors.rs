@@ -1,5 +1,7 @@
 //! Errors in the shape of Anthropic's API: `{"type": "error", "error": {"type", "message"}}`.
 
+use std::borrow::Cow;
+
 use axum::{
     Json,
     extract::Request,
@@ -61,13 +63,24 @@ struct ErrorBody<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     /// Description of the error for people.
-    message: &'a str,
+    message: Cow<'a, str>,
 }
 
 /// The JSON of an error; streams that have begun send it as an event.
 pub(super) fn envelope(error: &ApiError) -> Value {
     let (_, kind) = status_and_kind(error.status());
-    json!(WireError { kind: "error", error: ErrorBody { kind, message: error.message() } })
+    json!(WireError { kind: "error", error: ErrorBody { kind, message: message(error) } })
+}
+
+/// The message. That of a prompt that does not fit begins with the words of Anthropic's API: agents read them, and shorten
+/// the conversation.
+fn message(error: &ApiError) -> Cow<'_, str> {
+    match error.context_sizes() {
+        Some((n_tokens, most)) => {
+            format!("prompt is too long: {n_tokens} tokens > {most} maximum\n{}", error.message()).into()
+        }
+        None => error.message().into(),
+    }
 }
 
 /// Anthropic's status and kind of error for a status of OpenAI's API.

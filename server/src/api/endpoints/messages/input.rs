@@ -164,7 +164,7 @@ impl Input {
             Some(content) => text_of(content)?,
             None => String::new(),
         };
-        block.flag("is_error")?;
+        let text = if block.flag("is_error")? == Some(true) { as_error(text) } else { text };
         let mut message = Message::new(TOOL, text);
         message.extra.insert("tool_call_id".into(), id.into());
         message.extra.insert("name".into(), name.into());
@@ -209,6 +209,17 @@ impl Input {
         let input = Value::Object(block.require("input", Fields::any_object)?).to_string();
         self.calls.insert(id.clone(), name.clone());
         Ok(json!({ "id": id, "type": "function", "function": { "name": name, "arguments": input } }))
+    }
+}
+
+/// The text of a result that the client marks as an error. Chat templates have no such mark, so the text must say it.
+fn as_error(text: String) -> String {
+    const ERROR: &str = "Error";
+    let says_it = text.get(..ERROR.len()).is_some_and(|start| start.eq_ignore_ascii_case(ERROR));
+    match text.is_empty() {
+        _ if says_it => text,
+        true => ERROR.to_owned(),
+        false => format!("{ERROR}: {text}"),
     }
 }
 

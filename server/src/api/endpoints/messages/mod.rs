@@ -28,7 +28,13 @@ pub(crate) use self::{
 };
 use crate::api::{
     error::ApiError,
-    exchange::{adapters, generation::RunningAnswer, items::Items, reply::Reply, stream},
+    exchange::{
+        adapters,
+        generation::RunningAnswer,
+        items::Items,
+        reply::{self, Reply},
+        stream,
+    },
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -107,16 +113,8 @@ pub(crate) async fn count_tokens(State(state): State<AppState>, mut body: Body) 
         let counted = request::counted(&mut fields)?;
         Ok((name, counted, ignored_params::of(&fields), fields.n_bytes()))
     };
-    let (name, (mut conversation, thinking), ignored, n_bytes) = body.read(&state, read).await?;
+    let (name, (conversation, thinking), ignored, n_bytes) = body.read(&state, read).await?;
     adapters::choose(&state, name.as_deref())?;
-    let model = state.engine_for(body.arrived())?.model().clone();
-    let preparation = conversation.preparation(n_bytes);
-    let count = move || {
-        let template = conversation.template(&model)?;
-        conversation.add_thinking(thinking, &template);
-        // No limit: texts of any length are counted.
-        Ok(conversation.encode(&template, &model, |_| Ok(()))?.len())
-    };
-    let input_tokens = state.prepare(preparation, body.turn_wait(), count).await?;
+    let input_tokens = reply::count_tokens(&state, (conversation, thinking), (&body, n_bytes)).await?;
     Ok(ignored_params::add_header(ignored, Json(TokenCount { input_tokens }).into_response()))
 }

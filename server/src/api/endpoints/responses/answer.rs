@@ -1,13 +1,16 @@
 //! The answer on the wire: a response, whole or in progress, and its items.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_engine::clock::unix_time;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::{super::chat::WireToken, tools::input_of_arguments};
+use super::{
+    super::chat::WireToken,
+    tools::{Namespaced, input_of_arguments},
+};
 use crate::{
     api::{
         error::ApiError,
@@ -26,6 +29,8 @@ use crate::{
 pub(super) struct View {
     /// The names of custom tools.
     pub(super) custom: BTreeSet<String>,
+    /// The tools of namespaces, by the names under which the model sees them.
+    pub(super) namespaced: BTreeMap<String, Namespaced>,
     /// The custom tool whose input the answer's text is.
     pub(super) only_input_of: Option<String>,
     /// Whether thoughts have a summary too, which is their text.
@@ -152,6 +157,9 @@ pub(super) enum OutputItem {
         id: String,
         call_id: String,
         name: String,
+        /// That of the tool, if it is in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         /// JSON as text.
         arguments: String,
         status: Status,
@@ -160,6 +168,9 @@ pub(super) enum OutputItem {
         id: String,
         call_id: String,
         name: String,
+        /// That of the tool, if it is in one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        namespace: Option<String>,
         input: String,
         status: Status,
     },
@@ -213,6 +224,14 @@ impl View {
         }
     }
 
+    /// The namespace of a tool that the model calls by `name`, if it is in one, and the client's own name of it.
+    pub(super) fn own_name(&self, name: &str) -> (Option<String>, String) {
+        match self.namespaced.get(name) {
+            Some(Namespaced { namespace, name }) => (Some(namespace.clone()), name.clone()),
+            None => (None, name.to_owned()),
+        }
+    }
+
     /// New ids for an item.
     pub(super) fn ids(&self, item: &Item) -> Ids {
         let prefix = match item {
@@ -241,8 +260,9 @@ impl View {
                 Item::Call { name, .. } => Some(name),
                 _ => self.only_input_of.as_ref(),
             };
+            let (namespace, name) = self.own_name(name.map_or("", |name| name));
             let input = if is_whole { Self::input(item) } else { String::new() };
-            return OutputItem::CustomToolCall { id, call_id, name: name.cloned().unwrap_or_default(), input, status };
+            return OutputItem::CustomToolCall { id, call_id, name, namespace, input, status };
         }
         match item {
             Item::Reasoning(thought) => {
@@ -263,7 +283,8 @@ impl View {
             }
             Item::Call { name, arguments } => {
                 let arguments = if is_whole { arguments.clone() } else { String::new() };
-                OutputItem::FunctionCall { id, call_id, name: name.clone(), arguments, status }
+                let (namespace, name) = self.own_name(name);
+                OutputItem::FunctionCall { id, call_id, name, namespace, arguments, status }
             }
         }
     }

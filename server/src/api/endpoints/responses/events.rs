@@ -138,6 +138,7 @@ impl EventWriter {
                 ]
             }
             Item::Call { name, arguments } => {
+                let (_, name) = self.view.own_name(name);
                 let members = json!({ "name": name, "arguments": arguments });
                 vec![self.item_event("response.function_call_arguments.done", index, members)]
             }

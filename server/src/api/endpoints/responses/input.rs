@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use hearth_model::text::chat::Message;
 use serde_json::{Value, json};
 
-use super::tools::arguments_of_input;
+use super::tools::{Namespaced, arguments_of_input};
 use crate::api::{
     error::ApiError,
     exchange::thoughts,
@@ -33,6 +33,9 @@ const JSON: &str = "input_json";
 /// The kinds of items.
 const ITEMS: [&str; 6] =
     ["message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"];
+
+/// The kind of an item that stands for a stored one.
+const REFERENCE: &str = "item_reference";
 
 /// Which parts a content may have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -114,6 +117,14 @@ struct Input {
 
 impl Input {
     fn add(&mut self, mut item: Fields) -> Result<(), ApiError> {
+        if item.get("type").is_some_and(|kind| kind == REFERENCE) {
+            let path = item.path("type");
+            let message = format!(
+                "`{path}` `{REFERENCE}` is not supported: this server stores no responses\nhint: send the item itself, as \
+                 clients do with `store: false`"
+            );
+            return Err(ApiError::invalid(path, message));
+        }
         let kinds = ITEMS.map(|kind| (kind, kind));
         // A message may leave its type out.
         let kind = match item.has("type") || !item.has("role") {
@@ -169,6 +180,10 @@ impl Input {
     fn add_call(&mut self, item: &mut Fields, arguments: String) -> Result<(), ApiError> {
         let id = item.require("call_id", Fields::string)?;
         let name = item.require("name", Fields::string)?;
+        let name = match item.string("namespace")?.filter(|namespace| !namespace.is_empty()) {
+            Some(namespace) => Namespaced { namespace, name }.joined(),
+            None => name,
+        };
         self.calls.insert(id.clone(), name.clone());
         let call = json!({ "id": id, "type": "function", "function": { "name": name, "arguments": arguments } });
         let message = self.open_turn(|_| true);

@@ -14,6 +14,8 @@ use axum::{
 };
 
 use hearth_model::text::chat::Message;
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::Value;
 
 use self::{
@@ -23,7 +25,13 @@ use self::{
 };
 use crate::api::{
     error::ApiError,
-    exchange::{generation::RunningAnswer, items::Items, reply::Reply, stream},
+    exchange::{
+        adapters,
+        generation::RunningAnswer,
+        items::Items,
+        reply::{self, Reply, ReplyRequest},
+        stream,
+    },
     wire::{
         body::Body,
         endpoint::{Operation, ResponseBody, schema_of},
@@ -39,6 +47,21 @@ pub(crate) const OPERATION: Operation = Operation::post(
     describe,
     ResponseBody::JsonOrEvents(schema_of::<WireResponse>, schema_of::<ResponseEvent>),
 );
+
+/// The entry of `/v1/responses/input_tokens` in `/openapi.json`.
+pub(crate) const COUNT_TOKENS: Operation = Operation::post(
+    "Count the tokens of a conversation of items",
+    describe,
+    ResponseBody::Json(schema_of::<TokenCount>),
+);
+
+/// The number of tokens of a prompt.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InputTokens")]
+struct TokenCount {
+    object: &'static str,
+    input_tokens: usize,
+}
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     request::examples().into_iter().try_for_each(|example| {
@@ -77,4 +100,20 @@ pub(crate) async fn create(State(state): State<AppState>, mut body: Body) -> Res
         state.write(n_bytes, write).await?
     };
     Ok(generation.add_ignored(response))
+}
+
+/// Counts the tokens of the prompt that a request would have.
+pub(crate) async fn count_tokens(State(state): State<AppState>, mut body: Body) -> Result<Response, ApiError> {
+    let defaults = state.sampling_defaults();
+    let read = move |mut fields: Fields| {
+        let name = fields.string("model")?;
+        Ok((name, ResponsesRequest::from_fields(fields, defaults)?))
+    };
+    let (name, ResponsesRequest { reply: ReplyRequest { conversation, generation }, .. }) =
+        body.read(&state, read).await?;
+    adapters::choose(&state, name.as_deref())?;
+    let sizes = (&body, generation.n_bytes());
+    let input_tokens = reply::count_tokens(&state, (conversation, generation.thinking()), sizes).await?;
+    let count = TokenCount { object: "response.input_tokens", input_tokens };
+    Ok(generation.add_ignored(Json(count).into_response()))
 }

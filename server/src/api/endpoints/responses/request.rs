@@ -117,8 +117,13 @@ impl ResponsesRequest {
         let generation = generation.with_thinking(Thinking { effort, budget, ..Thinking::default() });
         let params = generation.sampling_params();
         let echo = Echo { temperature: f64::from(params.temperature), top_p: f64::from(params.top_p), ..echo };
-        let view =
-            View { custom: tools.custom, only_input_of, has_summaries, has_encrypted: included.contains(ENCRYPTED) };
+        let view = View {
+            custom: tools.custom,
+            namespaced: tools.namespaced,
+            only_input_of,
+            has_summaries,
+            has_encrypted: included.contains(ENCRYPTED),
+        };
         Ok(Self { reply: ReplyRequest { conversation, generation }, view, echo })
     }
 }

@@ -1,6 +1,6 @@
 //! Reads the tools of a request and the choice among them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_model::decode::constraint::Grammar;
 use serde_json::{Map, Value, json};
@@ -23,6 +23,8 @@ pub(super) struct RequestTools {
     pub(super) tools: Option<Tools>,
     /// The names of custom tools, whose calls have a text instead of arguments.
     pub(super) custom: BTreeSet<String>,
+    /// The tools of namespaces, by the names under which the model sees them.
+    pub(super) namespaced: BTreeMap<String, Namespaced>,
     /// The custom tool whose call the whole answer is: its text is bound by the tool's grammar, and written as it is.
     pub(super) only_input_of: Option<(String, Structure)>,
     /// As the client sent them, without those that this server does not run.
@@ -40,6 +42,23 @@ struct Declared {
     tool: Tool,
     kind: &'static str,
     grammar: Option<Structure>,
+    /// If it is in a namespace.
+    namespaced: Option<Namespaced>,
+}
+
+/// The namespace of a tool, and the tool's name in it.
+#[derive(Clone, Debug)]
+pub(super) struct Namespaced {
+    pub(super) namespace: String,
+    pub(super) name: String,
+}
+
+impl Namespaced {
+    /// The name under which the model sees the tool. Some clients end the names of namespaces with the separator.
+    pub(super) fn joined(&self) -> String {
+        let separator = if self.namespace.ends_with("__") { "" } else { "__" };
+        format!("{}{separator}{}", self.namespace, self.name)
+    }
 }
 
 impl RequestTools {
@@ -50,62 +69,103 @@ impl RequestTools {
         let (mut declared, mut echo, mut hosted) = (Vec::<Declared>::new(), Vec::new(), Vec::new());
         for item in items {
             let json = item.to_value();
-            match tool(item, &declared)? {
-                Ok(tool) => {
-                    declared.push(tool);
-                    echo.push(json);
-                }
-                Err(kind) => hosted.push(kind),
+            match declare(item, &mut declared)? {
+                None => echo.push(json),
+                Some(kind) => hosted.push(kind),
             }
         }
+        check_number(declared.len())?;
         let choice = fields.take_as(CHOICE, choice_schema);
         let is_parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
         let n_calls = if is_parallel { Calls::Several } else { Calls::One };
         let choice_echo = choice.clone().unwrap_or_else(|| "auto".into());
         let custom =
             declared.iter().filter(|tool| tool.kind == CUSTOM).map(|tool| tool.tool.name().to_owned()).collect();
+        let in_namespace = |tool: &Declared| Some((tool.tool.name().to_owned(), tool.namespaced.clone()?));
+        let namespaced = declared.iter().filter_map(in_namespace).collect();
         let chosen = Choice::read(choice, &declared, &hosted)?;
         let only_input_of = chosen.only_input(&declared);
         let tools = chosen.apply(declared, n_calls, only_input_of.is_some());
-        Ok(Self { tools, custom, only_input_of, echo, choice_echo, is_parallel })
+        Ok(Self { tools, custom, namespaced, only_input_of, echo, choice_echo, is_parallel })
     }
 }
 
 const FUNCTION: &str = "function";
 const CUSTOM: &str = "custom";
 
-/// The tool, or the kind of one that this server does not run.
-fn tool(mut item: Fields, others: &[Declared]) -> Result<Result<Declared, String>, ApiError> {
+const NAMESPACE: &str = "namespace";
+
+/// Maximum number of characters in the name of a tool or a namespace.
+const MAX_NAME_CHARS: usize = 128;
+
+/// Adds the tool, or all tools of the namespace, to `declared`. Returns the kind of a tool that this server does not run.
+fn declare(mut item: Fields, declared: &mut Vec<Declared>) -> Result<Option<String>, ApiError> {
     let kind = item.require("type", Fields::string)?;
-    let kind = match kind.as_str() {
-        FUNCTION => FUNCTION,
-        CUSTOM => CUSTOM,
+    match kind.as_str() {
+        FUNCTION => declare_one(item, FUNCTION, None, declared)?,
+        CUSTOM => declare_one(item, CUSTOM, None, declared)?,
+        NAMESPACE => declare_namespace(item, declared)?,
         hosted if hosted_tools::is_hosted(hosted) => {
             hosted_tools::log_left_out(hosted);
             item.ignore_rest();
-            return Ok(Err(kind));
+            return Ok(Some(kind));
         }
         _ => {
-            let allowed = "`function`, `custom`, or the type of a tool that OpenAI runs";
+            let allowed = "`function`, `custom`, `namespace`, or the type of a tool that OpenAI runs";
             return Err(must_be(item.path("type"), allowed, &kind.into()));
         }
-    };
+    }
+    Ok(None)
+}
+
+/// Adds the tools of a namespace. The model reads its description with that of the first.
+fn declare_namespace(mut item: Fields, declared: &mut Vec<Declared>) -> Result<(), ApiError> {
+    let namespace = item.require("name", |item, name| item.name_up_to(MAX_NAME_CHARS, name))?;
+    let mut about = item.string("description")?.filter(|text| !text.is_empty());
+    for mut tool in item.require("tools", Fields::objects)? {
+        let kinds = [FUNCTION, CUSTOM].map(|kind| (kind, kind));
+        let kind = tool.require("type", |tool, name| tool.one_of(name, &kinds))?;
+        declare_one(tool, kind, Some((&namespace, about.take())), declared)?;
+    }
+    item.ignore_rest();
+    Ok(())
+}
+
+/// Adds a function or a custom tool, of a namespace if there is one. `about`: what is said of the namespace.
+fn declare_one(
+    mut item: Fields,
+    kind: &'static str,
+    namespace: Option<(&str, Option<String>)>,
+    declared: &mut Vec<Declared>,
+) -> Result<(), ApiError> {
     let name_path = item.path("name").into_owned();
-    let name = item.require("name", |item, name| item.name_up_to(128, name))?;
-    let taken = others.iter().map(|other| other.tool.clone()).collect::<Vec<_>>();
+    let own_name = item.require("name", |item, name| item.name_up_to(MAX_NAME_CHARS, name))?;
+    let own_description = item.string("description")?;
+    let (namespaced, about) = match namespace {
+        Some((namespace, about)) => {
+            (Some(Namespaced { namespace: namespace.to_owned(), name: own_name.clone() }), about)
+        }
+        None => (None, None),
+    };
+    let name = namespaced.as_ref().map_or(own_name, Namespaced::joined);
+    let taken = declared.iter().map(|other| other.tool.clone()).collect::<Vec<_>>();
     check_unique(&taken, &name, name_path)?;
-    let description = item.string("description")?;
-    let declared = if kind == FUNCTION {
+    let description = match (about, own_description) {
+        (Some(about), Some(own)) => Some(format!("{about}\n{own}")),
+        (about, own) => about.or(own),
+    };
+    let tool = if kind == FUNCTION {
         let (schema, path) = (item.any_object("parameters")?, item.path("parameters").into_owned());
         let is_strict = item.flag("strict")?.unwrap_or(false);
         let json = Tool::json(&name, description.as_deref(), schema.as_ref());
-        Declared { tool: Tool::new(name, schema, is_strict, path, json)?, kind, grammar: None }
+        Declared { tool: Tool::new(name, schema, is_strict, path, json)?, kind, grammar: None, namespaced }
     } else {
-        custom(&mut item, name, description)?
+        Declared { namespaced, ..custom(&mut item, name, description)? }
     };
+    declared.push(tool);
     // Such as `defer_loading`.
     item.ignore_rest();
-    Ok(Ok(declared))
+    Ok(())
 }
 
 /// A custom tool: for the model, a function with one argument, its input.
@@ -138,7 +198,12 @@ fn custom(item: &mut Fields, name: String, description: Option<String>) -> Resul
     });
     let Value::Object(schema) = schema else { return Err(missing(format_path)) };
     let json = Tool::json(&name, Some(&description), Some(&schema));
-    Ok(Declared { tool: Tool::new(name, Some(schema), false, format_path, json)?, kind: CUSTOM, grammar })
+    Ok(Declared {
+        tool: Tool::new(name, Some(schema), false, format_path, json)?,
+        kind: CUSTOM,
+        grammar,
+        namespaced: None,
+    })
 }
 
 /// The argument of a custom tool.
@@ -249,8 +314,11 @@ impl Choice {
 fn named(given: &Value, declared: &[Declared], hosted: &[String], path: &str) -> Result<String, ApiError> {
     let kind = given.get("type").and_then(Value::as_str).unwrap_or_default();
     let Some(name) = given.get("name").and_then(Value::as_str) else { return Err(missing(format!("{path}.name"))) };
-    if declared.iter().any(|tool| tool.tool.name() == name && tool.kind == kind) {
-        return Ok(name.to_owned());
+    let has_name = |tool: &&Declared| {
+        tool.tool.name() == name || tool.namespaced.as_ref().is_some_and(|namespaced| namespaced.name == name)
+    };
+    if let Some(found) = declared.iter().filter(|tool| tool.kind == kind).find(has_name) {
+        return Ok(found.tool.name().to_owned());
     }
     if hosted.iter().any(|hosted| hosted == name) {
         return Err(not_run(name));

@@ -41,6 +41,9 @@ pub(super) const OWN: [&str; 24] = [
     "multipleOf",
 ];
 
+/// The largest number of characters, items or members that is counted. No text has more.
+const MAX_SIZE: u64 = 1_000_000_000;
+
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
 impl<'a> Reader<'a> {
@@ -108,6 +111,24 @@ impl<'a> Reader<'a> {
         })
     }
 
+    /// The least and the largest number of characters, items or members. A maximum that no text reaches is none.
+    fn sizes(
+        &mut self,
+        node: NodeId,
+        members: &Map<String, Value>,
+        [least, most]: [&str; 2],
+    ) -> Result<(u64, Option<u64>), GrammarError> {
+        let (min, max) = (self.count(node, members, least)?, self.count(node, members, most)?);
+        let min = match min {
+            Some(min) if min > MAX_SIZE => {
+                self.cannot(node, least, &format!("no text can have so many, at most {MAX_SIZE}, got {min}"))?;
+                0
+            }
+            min => min.unwrap_or_default(),
+        };
+        Ok((min, max.filter(|max| *max <= MAX_SIZE)))
+    }
+
     fn numbers(
         &mut self,
         node: NodeId,
@@ -148,7 +169,7 @@ impl<'a> Reader<'a> {
     }
 
     fn texts(&mut self, node: NodeId, members: &Map<String, Value>) -> Result<Option<Values>, GrammarError> {
-        let (min, max) = (self.count(node, members, "minLength")?, self.count(node, members, "maxLength")?);
+        let (min_length, max_length) = self.sizes(node, members, ["minLength", "maxLength"])?;
         let mut patterns = Pattern::default();
         let [source, format] =
             ["pattern", "format"].map(|keyword| self.typed((node, members), keyword, "a string", Value::as_str));
@@ -164,7 +185,7 @@ impl<'a> Reader<'a> {
                 Err(what) => self.cannot(node, "format", &what)?,
             }
         }
-        let texts = Texts { min_length: min.unwrap_or_default(), max_length: max, patterns, ..Texts::default() };
+        let texts = Texts { min_length, max_length, patterns, ..Texts::default() };
         Ok(texts.and(&Texts::default()).map(Values::Text))
     }
 
@@ -176,7 +197,7 @@ impl<'a> Reader<'a> {
     }
 
     fn arrays(&mut self, node: NodeId, members: &'a Map<String, Value>) -> Result<Option<Values>, GrammarError> {
-        let (min, max) = (self.count(node, members, "minItems")?, self.count(node, members, "maxItems")?);
+        let (min, max) = self.sizes(node, members, ["minItems", "maxItems"])?;
         let (first, rest) = match (members.get("prefixItems"), members.get("items")) {
             // Until draft 2019-09.
             (None, Some(Value::Array(first))) => (Some(first), members.get("additionalItems")),
@@ -195,7 +216,7 @@ impl<'a> Reader<'a> {
         };
         let arrays = Arrays {
             layers: vec![Items { first, rest }],
-            min: min.unwrap_or_default(),
+            min,
             max,
             unique: members.get("uniqueItems").is_some_and(|unique| *unique == json!(true)).then_some(node),
             contains,
@@ -204,7 +225,7 @@ impl<'a> Reader<'a> {
     }
 
     fn objects(&mut self, node: NodeId, members: &'a Map<String, Value>) -> Result<Option<Values>, GrammarError> {
-        let (min, max) = (self.count(node, members, "minProperties")?, self.count(node, members, "maxProperties")?);
+        let (min, max) = self.sizes(node, members, ["minProperties", "maxProperties"])?;
         let [properties, pattern_properties] = ["properties", "patternProperties"]
             .map(|keyword| self.typed((node, members), keyword, "an object", Value::as_object));
         let (properties, pattern_properties) = (properties?, pattern_properties?);
@@ -233,8 +254,7 @@ impl<'a> Reader<'a> {
             }
             Some(schema) => self.goal(schema),
         };
-        let objects =
-            Objects { layers: vec![layer], required, min: min.unwrap_or_default(), min_node: node, max, names };
+        let objects = Objects { layers: vec![layer], required, min, min_node: node, max, names };
         Ok(max.is_none_or(|max| max >= objects.min).then_some(Values::Object(objects)))
     }
 }

@@ -120,12 +120,15 @@ pub fn products(gpu: &Gpu, is_tiny: bool, visit: Visit<'_>) -> anyhow::Result<()
         false => &[[8192, 3072, 768], [8192, 768, 3072], [512, 16_384, 2048], [512, 2048, 8192]],
     };
     let hardware = gpu.client.properties().hardware.clone();
+    // Plan by plan: if the time is over, each size has had the first plans.
+    let mut cases: Vec<(usize, Case)> = Vec::new();
     for &[m, n, k] in sizes {
         let (a, weights) = (gpu.floats(&[m, k]), Rc::new(gpu.weights(Dtype::F32, [n, k])));
         for (precision_name, precision) in [("bf16", Precision::Bf16), ("f32", Precision::F32)] {
             let b = weights.matrix.words.clone();
             let Some(base) = product(&a, &b, [m, n, k], precision).plan() else { return Ok(()) };
-            for plan in plans(base, is_tiny).into_iter().filter(|plan| plan.fits(&hardware)) {
+            let plans = plans(base, is_tiny).into_iter().filter(|plan| plan.fits(&hardware));
+            for (place, plan) in plans.enumerate() {
                 let (a, b) = (a.clone(), b.clone());
                 let run = move || {
                     let output = empty(&a, [m, n]);
@@ -134,14 +137,17 @@ pub fn products(gpu: &Gpu, is_tiny: bool, visit: Visit<'_>) -> anyhow::Result<()
                 };
                 let Plan { m: rows, n: columns, k: terms, .. } = plan;
                 let planes = [plan.rows, plan.columns].map(|n| n * plan.fragment);
-                let name = format!("{m}x{n}x{k} {precision_name} tile={rows}x{columns}x{terms} plane={planes:?}");
+                let name =
+                    format!("{m}x{n}x{k} {precision_name} tile={rows}x{columns}x{terms} plane={planes:?}");
                 let (values, weights) = (gpu.period(), weights.clone());
                 let work = [4 * (m * k + n * k + m * n), m * n * k];
-                visit(&Case::new(name, work, run).with_error(move |found| weights.error(&values, found, m)))?;
+                let case = Case::new(name, work, run).with_error(move |found| weights.error(&values, found, m));
+                cases.push((place, case));
             }
         }
     }
-    Ok(())
+    cases.sort_by_key(|(place, _)| *place);
+    cases.iter().try_for_each(|(_, case)| visit(case))
 }
 
 /// `a [m, k]` times the transposed `b [n, k]`.
