@@ -29,8 +29,8 @@ mod model {
             pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
         }
 
-        pub(crate) use types::{BlockLayout, k_quants};
         pub use types::{BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, QuantizedMatrix};
+        pub(crate) use types::{BlockLayout, k_quants};
 
         // What the files want of the module that computes.
         pub fn nearest_q8(weights: &[f32; BLOCK_SIZE]) -> QuantizedBlock {
@@ -48,9 +48,9 @@ mod model {
     }
     pub mod weights {
         mod architectures;
-        mod ggml_types;
         mod config_json;
         mod files;
+        mod ggml_types;
         // The parts of `weights::import` that use no tensors.
         pub mod import {
             mod pickle;
@@ -149,10 +149,14 @@ mod model {
         pub fn read_weights(bytes: &'static [u8]) {
             let Ok(files) = files::TensorFiles::embedded(Path::new("model.safetensors"), bytes) else { return };
             for method in [
-                packed::Method::CompressedTensors,
-                packed::Method::Gptq { bits: 4, added: 1 },
+                packed::Method::CompressedTensors(packed::described::Stated {
+                    block: None,
+                    has_zeros: false,
+                    has_order: false,
+                }),
+                packed::Method::Gptq { bits: 4, added: 1, has_order: false },
                 packed::Method::Awq,
-                packed::Method::Fp8,
+                packed::Method::Fp8 { block: None },
                 packed::Method::BitsAndBytes,
             ] {
                 let Ok(mut table) = files.table() else { return };

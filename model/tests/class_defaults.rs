@@ -39,6 +39,9 @@ fn windows_and_rotations_of_single_classes_follow_their_defaults() {
         (config.sliding_window, layers.collect::<Vec<_>>())
     };
     let layers = json!({ "num_hidden_layers": 6 });
+    let until =
+        json!({ "num_hidden_layers": 6, "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 5 });
+    assert_eq!(windowed(&config("qwen2-moe", &["layer_types"], until)), (Some(8), vec![0, 2, 4]));
     let ministral = config("ministral", &["layer_types", "sliding_window"], layers.clone());
     assert_eq!(windowed(&ministral), (Some(4096), vec![0, 1, 2, 3, 4, 5]));
     let cwm = config("cwm", &["layer_types", "sliding_window"], layers.clone());
@@ -59,14 +62,14 @@ fn muse_glimmer_counts_layers_without_window_and_rotation_from_the_last() {
     assert_eq!((muse.sliding_window, &muse.full_layers[..]), (Some(2048), &[1, 5][..]));
     assert_eq!((&muse.unrotated_layers[..], muse.out_norm_eps), (&[1, 5][..], Some(1e-8)));
     assert_eq!(muse.attention_scale, Some(3.87 * 12f64.sqrt().recip()));
-    for thetas in [json!([500.0, 0.0]), json!([500.0, 0.0, 77.0])] {
+    // Transformers rotates by the base of the rotary positions, 500.
+    for thetas in [json!([500.0, 0.0]), json!([500.0, 0.0, 77.0]), json!([77.0, 77.0, 77.0])] {
         let error = read(&changed("muse-glimmer", &[], json!({ "layer_rope_theta": thetas }))).unwrap_err().to_string();
         assert!(error.contains("`layer_rope_theta`") && error.contains("each of the 3 layers"), "{error}");
     }
     // All layers have one.
-    let thetas = json!({ "layer_rope_theta": [77.0, 77.0, 77.0] });
-    let Positions::Rope(rope) = config("muse-glimmer", &[], thetas).positions else { unreachable!("it rotates") };
-    assert_eq!(rope.theta, 77.0);
+    let thetas = json!({ "layer_rope_theta": [500.0, 500.0, 500.0] });
+    assert!(config("muse-glimmer", &[], thetas).unrotated_layers.is_empty());
 }
 
 #[test]
@@ -84,6 +87,32 @@ fn released_hunyuan_and_minicpm_files_are_read() {
     let minicpm = config("minicpm", &[], json!({ "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256 }));
     let found = [minicpm.embedding_multiplier, minicpm.residual_multiplier, minicpm.logit_multiplier];
     assert_eq!(found, [12.0, 0.7, 16.0]);
+}
+
+#[test]
+fn released_mixtures_say_that_queries_and_keys_are_normalized() {
+    let hunyuan =
+        json!({ "use_qk_norm": true, "moe_topk": [2, 2], "num_shared_expert": [1, 1], "use_mixed_mlp_moe": true });
+    assert!(config("hunyuan-moe", &[], hunyuan).qk_norm);
+    let minimax = json!({ "use_qk_norm": true, "qk_norm_type": "per_layer", "scoring_func": "sigmoid", "use_routing_bias": true,
+        "shared_intermediate_size": 0, "num_mtp_modules": 3 });
+    assert!(config("minimax-m2", &[], minimax).qk_norm);
+    for (case, key, value) in [
+        ("hunyuan-moe", "use_qk_norm", json!(false)),
+        ("minimax-m2", "use_qk_norm", json!(false)),
+        ("minimax-m2", "qk_norm_type", json!("per_head")),
+        ("minimax-m2", "scoring_func", json!("softmax")),
+    ] {
+        let error = read(&changed(case, &[], json!({ key: value }))).unwrap_err().to_string();
+        assert!(error.contains(key), "{case}: {error}");
+    }
+}
+
+#[test]
+fn ernie_mixtures_have_biases_everywhere_but_in_experts() {
+    let ernie = config("ernie4_5-moe", &[], json!({ "use_bias": true }));
+    assert!(ernie.qkv_bias && ernie.attn_out_bias && ernie.mlp_bias && ernie.lm_head_bias);
+    assert!(ernie.experts.unwrap().unbiased);
 }
 
 #[test]

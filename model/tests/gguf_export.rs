@@ -58,12 +58,13 @@ const EXPORTED: [&str; 23] = [
 ];
 
 /// Files of llama.cpp's converter. Written again, they are the same models.
-const REWRITTEN: [&str; 31] = [
+const REWRITTEN: [&str; 32] = [
     "rope-llama3",
     "gemma2",
     "gemma3",
     "phi",
     "cohere2",
+    "falcon",
     "falcon-new",
     "starcoder2",
     "ministral3",

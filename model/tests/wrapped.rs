@@ -30,6 +30,7 @@ const CASES: &[(&str, &str)] = &[
     ("qwen2-vl", "Qwen2ForCausalLM"),
     ("qwen2-5-vl", "Qwen2ForCausalLM"),
     ("qwen3-vl", "Qwen3ForCausalLM"),
+    ("qwen3-vl-moe", "Qwen3MoeForCausalLM"),
     ("qwen3_5", "Qwen3_5ForCausalLM"),
     ("gemma4", "Gemma4ForCausalLM"),
     ("gemma4-unified", "Gemma4UnifiedForCausalLM"),

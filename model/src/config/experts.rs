@@ -14,7 +14,7 @@ const MAX_EXPERTS: usize = 1 << 17;
 /// Routed experts in place of one MLP: a router chooses a few for each row, and their outputs are summed with its weights
 /// ([Shazeer et al. 2017](https://arxiv.org/abs/1701.06538); [Switch Transformers](https://arxiv.org/abs/2101.03961)).
 ///
-/// Experts have the activation, the gate and the biases of the model's MLP.
+/// Experts have the activation and the gate of the model's MLP, and its biases unless they are [`unbiased`](Self::unbiased).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
@@ -56,6 +56,9 @@ pub struct Experts {
     /// of the residual stream. The router and the shared expert read the rows themselves.
     #[serde(default)]
     pub latent_width: usize,
+    /// Whether routed experts have no biases, also where MLPs and the shared expert have some.
+    #[serde(default)]
+    pub unbiased: bool,
 }
 
 /// What a router's outputs become: one score for each expert.
@@ -107,6 +110,7 @@ impl Experts {
             balance_loss: 0.0,
             beside_mlp: false,
             latent_width: 0,
+            unbiased: false,
         }
     }
 
@@ -162,6 +166,9 @@ impl Experts {
             ascending && self.dense_layers.last().is_none_or(|&last| last < n_layers),
             || format!("must be ascending and below n_layers = {n_layers}"),
         )?;
+        require("experts.unbiased", !self.unbiased || config.mlp_bias, || {
+            "must be false without mlp_bias, as there are no biases then".to_owned()
+        })?;
         require("experts.latent_width", latent_width <= 1 << 28, || {
             format!("must be at most 2^28, got {latent_width}")
         })?;

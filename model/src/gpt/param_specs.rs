@@ -240,11 +240,11 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
         parts.extend(match config.experts_of(layer) {
             Some(experts) => {
                 let routed = (0..experts.n_experts).flat_map(|expert| expert_specs(config, experts, expert));
-                let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", width));
+                let beside = experts.beside_mlp.then(|| mlp_specs(config, "mlp", width, config.mlp_bias));
                 let parts = beside.into_iter().flatten().chain(router_specs(config, experts)).chain(routed);
                 parts.chain(shared_specs(config, experts)).collect()
             }
-            None => mlp_specs(config, "mlp", width),
+            None => mlp_specs(config, "mlp", width, config.mlp_bias),
         });
         parts.extend(behind);
     }
@@ -413,7 +413,7 @@ fn residual_std(config: &GptConfig) -> f64 {
 }
 
 /// An MLP, or an expert, that reads and writes rows of a width.
-fn mlp_specs(config: &GptConfig, path: &str, [width, d_ff]: [usize; 2]) -> Vec<PartSpec> {
+fn mlp_specs(config: &GptConfig, path: &str, [width, d_ff]: [usize; 2], has_bias: bool) -> Vec<PartSpec> {
     let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
     let up = [d_up, width];
     let xielu = || {
@@ -422,14 +422,14 @@ fn mlp_specs(config: &GptConfig, path: &str, [width, d_ff]: [usize; 2]) -> Vec<P
         PartSpec { path, kind: PartKind::Activation, layer: None, width: XIELU.len(), params }
     };
     let parts = [
-        Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, config.mlp_bias)),
+        Some(PartSpec::matrix(PartKind::Linear, &format!("{path}.up"), up, INIT_STD, has_bias)),
         config.xielu.then(xielu),
         Some(PartSpec::matrix(
             PartKind::Linear,
             &format!("{path}.down"),
             [width, d_ff],
             residual_std(config),
-            config.mlp_bias,
+            has_bias,
         )),
     ];
     parts.into_iter().flatten().collect()
@@ -456,13 +456,15 @@ fn router_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
 
 fn expert_specs(config: &GptConfig, experts: &Experts, expert: usize) -> Vec<PartSpec> {
     let width = if experts.latent_width > 0 { experts.latent_width } else { config.d_model };
-    mlp_specs(config, &format!("experts.routed.{expert}"), [width, experts.d_ff])
+    let has_bias = config.mlp_bias && !experts.unbiased;
+    mlp_specs(config, &format!("experts.routed.{expert}"), [width, experts.d_ff], has_bias)
 }
 
 fn shared_specs(config: &GptConfig, experts: &Experts) -> Vec<PartSpec> {
     let gate = || PartSpec::matrix(PartKind::Router, "experts.shared_gate", [1, config.d_model], INIT_STD, false);
     let has_shared = experts.shared_d_ff > 0;
-    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", [config.d_model, experts.shared_d_ff]));
+    let dims = [config.d_model, experts.shared_d_ff];
+    let shared = has_shared.then(|| mlp_specs(config, "experts.shared", dims, config.mlp_bias));
     shared.into_iter().flatten().chain(experts.shared_gate.then(gate)).collect()
 }
 
@@ -541,7 +543,7 @@ impl GptConfig {
         let wide = self.d_ff_of(self.n_layers);
         let is_wide = |layer: &usize| self.wide_shared_mlp && self.d_ff_of(*layer) == wide && has_dense(layer);
         let n_wide = layers().filter(is_wide).count().min(n_dense);
-        let of_mlp = |d_ff| of_parts(&mlp_specs(self, "mlp", [self.d_model, d_ff]));
+        let of_mlp = |d_ff| of_parts(&mlp_specs(self, "mlp", [self.d_model, d_ff], self.mlp_bias));
         let mut kinds = vec![
             (of_norms("attn"), self.n_mixers() - usize::from(self.unnormed_first_mixer).min(self.n_mixers())),
             (of_norms("mlp"), n_mlps),

@@ -130,9 +130,27 @@ fn has_mlm_head(tensors: &TensorTable<'_>, schema: HfSchema) -> bool {
     schema.tensor_names().has_part("mlm_head.", |name| tensors.get(name).is_some())
 }
 
+/// How the names of experts' tensors go on behind that of the layer.
+const EXPERTS: &str = ".mlp.experts.";
+
+/// Whether the experts of a layer are in one tensor, transposed, as in released files of Qwen 3 VL.
+fn has_transposed_experts(tensors: &TensorTable<'_>) -> bool {
+    let up = tensors.iter().find(|tensor| tensor.name.ends_with(".mlp.experts.gate_up_proj"));
+    let down = up.and_then(|up| tensors.get(&up.name.replace("gate_up_proj", "down_proj")));
+    match (up.map(|up| &up.shape[..]), down.map(|down| &down.shape[..])) {
+        (Some([_, inputs, _]), Some([_, _, outputs])) => inputs == outputs,
+        _ => false,
+    }
+}
+
 /// Takes the tensors of other parts than the text out of the table, and says so in the log.
 fn take_text_part(tensors: &mut TensorTable<'_>, wrapper: &Wrapper, path: &Path) -> Result<()> {
+    let are_transposed = has_transposed_experts(tensors);
     let others = tensors.rename(|name| match WrappedTensor::of(name, wrapper) {
+        // Under names of their own.
+        WrappedTensor::Text(name) if are_transposed && name.contains(EXPERTS) => {
+            name.strip_suffix("_proj").or(Some(name))
+        }
         WrappedTensor::Text(name) => Some(name),
         WrappedTensor::Other => None,
     })?;

@@ -9,7 +9,7 @@ use super::{
     architectures::{Architecture, OWN_CLASS, architectures, known_architectures, refused, wrappers::wrapper_classes},
     config_json::Fields,
     own_classifier::SEQUENCE_CLASS,
-    packed::Method,
+    packed::{Method, described},
     tensor_names::TensorNames,
 };
 use crate::{
@@ -171,7 +171,8 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
     let gptq = || match json["bits"].as_u64() {
         Some(bits @ (2 | 4 | 8)) => {
             let added = if format("checkpoint_format") == "gptq_v2" { 0 } else { 1 };
-            Ok(Some(Quantization::Packed(Method::Gptq { bits: bits as u32, added })))
+            let has_order = json["desc_act"] == true;
+            Ok(Some(Quantization::Packed(Method::Gptq { bits: bits as u32, added, has_order })))
         }
         _ => refuse(".bits", format!("is {}; supported are 2, 4 and 8", json["bits"])),
     };
@@ -188,8 +189,11 @@ pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<O
         "awq" => awq(),
         "auto-round" if format("packing_format").contains("awq") => awq(),
         "auto-round" => gptq(),
-        "compressed-tensors" => Ok(Some(Quantization::Packed(Method::CompressedTensors))),
-        "fp8" => Ok(Some(Quantization::Packed(Method::Fp8))),
+        "compressed-tensors" => match described::compressed_tensors(json) {
+            Ok(method) => Ok(Some(Quantization::Packed(method))),
+            Err((key, what)) => refuse(&key, what),
+        },
+        "fp8" => Ok(Some(Quantization::Packed(described::fp8(json)))),
         "bitsandbytes" => Ok(Some(Quantization::Packed(Method::BitsAndBytes))),
         "mxfp4" => Ok(Some(Quantization::Packed(Method::Mxfp4))),
         _ => {

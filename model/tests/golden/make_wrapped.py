@@ -75,6 +75,13 @@ CASES = {
         {**TEXT, "rope_parameters": {**SECTIONED, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
         {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4,
          "deepstack_visual_indexes": [0]}, 505),
+    # Experts of a layer in one tensor, which released files have transposed.
+    "qwen3-vl-moe": case(
+        "Qwen3VLMoeForConditionalGeneration",
+        {**TEXT, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "mlp_only_layers": [1],
+         "rope_parameters": {**SECTIONED, "mrope_section": [2, 2, 2], "mrope_interleaved": True}},
+        {**QWEN_VISION, "hidden_size": 8, "intermediate_size": 8, "out_hidden_size": 16, "num_position_embeddings": 4,
+         "deepstack_visual_indexes": [0]}, 511),
     "qwen3_5": recurrent_case("Qwen3_5ForConditionalGeneration", DELTA_NET, 506),
     "gemma4": gemma4_case(
         "Gemma4ForConditionalGeneration",

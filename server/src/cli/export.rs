@@ -56,7 +56,8 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
         }
         None => {
             export_model(&model, file, quantize.or(dtype))?;
-            format!("serve it with `hearth serve --model {}`", out.display())
+            let head = new_model::without_head(&new_model::whole_model(&model)?)?;
+            format!("serve it with `hearth serve --model {}`{head}", out.display())
         }
     };
     let size = out.metadata()?.len() as f64 / 1e6;

@@ -22,7 +22,7 @@ use hearth_model::{
 
 use super::{
     download,
-    new_model::{megabytes, stage},
+    new_model::{megabytes, stage, without_head},
     output,
 };
 
@@ -58,13 +58,20 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
         gpt = gpt.with_classifier(&classifier, &device)?;
     }
     let (eos_token_ids, extra_files) = text_of(&model, &adapter_dir)?;
-    let options = SaveOptions { dtype, class, eos_token_ids, extra_files, ..SaveOptions::default() };
+    // GGUF files have no encoder-decoders.
+    let (decoder_start, pad_token_id) = match model.is_dir() {
+        true => model_dir::load_decoder_start(&model)?,
+        false => (Vec::new(), None),
+    };
+    let options =
+        SaveOptions { dtype, class, eos_token_ids, decoder_start, pad_token_id, extra_files, ..SaveOptions::default() };
     model_dir::write(&staged, &gpt, &options)?;
     staged.commit()?;
     output::print(&format!(
-        "`{0}`: {1:.1} MB of weights; serve it with `hearth serve --model {0}`\n",
+        "`{0}`: {1:.1} MB of weights{2}; serve it with `hearth serve --model {0}`\n",
         out.display(),
-        megabytes(&out)?
+        megabytes(&out)?,
+        without_head(&model)?,
     ))
 }
 

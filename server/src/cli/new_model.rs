@@ -6,8 +6,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use anyhow::Context;
-use hearth_model::{Error, files::partial_file::PartialFile, weights::StagedDir};
+use hearth_model::{
+    Error,
+    files::partial_file::PartialFile,
+    weights::{StagedDir, adapter::Adapter, model_dir},
+};
 
 /// Stages the new model dir `out`. From now on, ctrl-c, SIGTERM and SIGHUP remove what has been written
 /// and end the process.
@@ -85,15 +88,35 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
 #[cfg(not(unix))]
 fn remove_when_interrupted(_: Arc<Mutex<Option<PathBuf>>>) {}
 
-/// Weights in `dir`, in megabytes.
-pub(super) fn megabytes(dir: &Path) -> anyhow::Result<f64> {
-    Ok(weight_bytes(dir)? as f64 / 1e6)
+/// Where the weights of `model` are: of a run that trained an adapter, those of the model that it updates.
+///
+/// # Errors
+/// An adapter names no model that is on this machine.
+pub(super) fn whole_model(model: &Path) -> anyhow::Result<PathBuf> {
+    let dir = model_dir::model_of(model);
+    Ok(if Adapter::is_in(&dir) { model_dir::adapter_base(&dir)? } else { dir.into_owned() })
 }
 
-fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
-    let entries = fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?;
-    let is_weights = |path: &Path| path.extension().is_some_and(|extension| extension == "safetensors");
+/// The weights of `model`, a model dir, a run or a GGUF file, in megabytes.
+///
+/// # Errors
+/// A file of weights is missing or cannot be read.
+pub(super) fn megabytes(model: &Path) -> anyhow::Result<f64> {
     // Follows links: Hugging Face's cache consists of them.
-    let sizes = entries.flatten().map(|entry| entry.path()).filter(|path| is_weights(path)).map(fs::metadata);
-    sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum()
+    let sizes = model_dir::weight_files(model)?.into_iter().map(fs::metadata);
+    Ok(sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum::<anyhow::Result<u64>>()? as f64 / 1e6)
+}
+
+/// What a copy of `model` does not have, as the end of a clause: its prediction head. Empty if `model` has none.
+///
+/// # Errors
+/// A file cannot be read.
+pub(super) fn without_head(model: &Path) -> anyhow::Result<String> {
+    Ok(match model_dir::prediction_head_bytes(model)? {
+        0 => String::new(),
+        n => format!(
+            ", without the prediction head ({:.1} MB), so `--speculative mtp` needs the original",
+            n as f64 / 1e6
+        ),
+    })
 }

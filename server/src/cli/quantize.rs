@@ -15,7 +15,7 @@ use hearth_model::{
 
 use super::{
     download,
-    new_model::{megabytes, stage},
+    new_model::{megabytes, stage, whole_model, without_head},
     output,
 };
 
@@ -59,13 +59,12 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     };
     model_dir::write(&staged, &gpt, &options)?;
     staged.commit()?;
-    let was = match model.is_dir() {
-        true => format!(", from {:.1} MB", megabytes(&model)?),
-        false => String::new(),
-    };
+    let whole = whole_model(&model)?;
     output::print(&format!(
-        "`{0}`: {1:.1} MB of weights in {quantize}{was}; serve it with `hearth serve --model {0}`\n",
+        "`{0}`: {1:.1} MB of weights in {quantize}, from {2:.1} MB{3}; serve it with `hearth serve --model {0}`\n",
         out.display(),
-        megabytes(&out)?
+        megabytes(&out)?,
+        megabytes(&whole)?,
+        without_head(&whole)?,
     ))
 }

@@ -247,7 +247,9 @@ impl<'a> Model<'a> {
     fn added_tokens(&self) -> Vec<Value> {
         let pieces = self.pieces.iter().enumerate();
         let added = pieces.filter(|(id, piece)| {
-            matches!(piece.kind, CONTROL | USER_DEFINED) || usize::try_from(self.ids[0]) == Ok(*id)
+            // Spaces are `▁` where the library looks for pieces, so one with a space is never found.
+            matches!(piece.kind, CONTROL | USER_DEFINED) && !piece.text.contains(' ')
+                || usize::try_from(self.ids[0]) == Ok(*id)
         });
         let json = |(id, piece): (usize, &Piece<'_>)| {
             json!({

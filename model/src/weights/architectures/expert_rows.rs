@@ -185,6 +185,16 @@ pub(super) const fn deepseek_router(normalized: bool, scale: f64) -> [ConfigRow;
     ]
 }
 
+/// Routed experts have no biases, whatever others have. Behind the row of those.
+pub(super) const UNBIASED_EXPERTS: ConfigRow = ConfigRow::Custom {
+    keys: &[],
+    read: |_, config| {
+        experts(config).unbiased = config.mlp_bias;
+        Ok(())
+    },
+    write: |_, _| {},
+};
+
 /// No layer has an MLP without experts.
 pub(super) const NO_MLP: ConfigRow = derived(|c| &mut c.d_ff, |c| c.experts.as_ref().map_or(0, |experts| experts.d_ff));
 

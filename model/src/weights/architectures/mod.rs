@@ -65,8 +65,11 @@ impl Architecture {
     /// # Errors
     /// [`Error::File`](crate::Error::File) with the key.
     pub(super) fn read(&self, fields: &Fields<'_>) -> Result<GptConfig> {
-        let neutral =
-            NEUTRAL.iter().filter(|(key, _)| !self.config.iter().copied().flatten().any(|row| row.reads(key)));
+        let is_own = |key: &str| {
+            self.config.iter().copied().flatten().any(|row| row.reads(key))
+                || self.fixed.iter().any(|(fixed, _)| *fixed == key)
+        };
+        let neutral = NEUTRAL.iter().filter(|(key, _)| !is_own(key));
         for (key, only) in self.fixed.iter().chain(neutral) {
             fields.only(key, *only)?;
         }
@@ -128,7 +131,7 @@ pub fn known_architectures() -> Vec<&'static str> {
 }
 
 /// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are
-/// checked unless the class's own rows read them.
+/// checked unless the class's own rows read them, or its own list has another value.
 const NEUTRAL: &[(&str, Fixed)] = &[
     ("is_encoder_decoder", Fixed::Flag(false)),
     ("add_cross_attention", Fixed::Flag(false)),

@@ -8,7 +8,7 @@ use super::{
     rope::{LLAMA4_BETA, ORIGINAL_LENGTH, nested_object},
 };
 use crate::{
-    config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature},
+    config::{GptConfig, MAX_LAYERS, NormPosition, Positions, QkNormSpan, QueryTemperature, Rope},
     error::Result,
 };
 
@@ -216,12 +216,12 @@ pub(super) const MUSE_EPS: ConfigRow = custom(
 
 const THETAS: &str = "layer_rope_theta";
 
-/// The rotary base of each layer, 0 for none; by default none for every fourth, counted from the last. Behind the rows of
-/// rotary positions.
+/// The rotary base of each layer, 0 for none; by default none for every fourth, counted from the last. Transformers rotates by the
+/// base of the rotary positions, so others are refused. Behind the rows of rotary positions.
 pub(super) const MUSE_ROTATION: ConfigRow = custom(
     &[THETAS],
     |fields, config| {
-        let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
+        let Positions::Rope(Rope { theta, .. }) = config.positions else { return Ok(()) };
         // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
         if fields.get(THETAS).is_none() {
@@ -229,12 +229,11 @@ pub(super) const MUSE_ROTATION: ConfigRow = custom(
             return Ok(());
         }
         let thetas = fields.numbers(THETAS)?;
-        let theta = thetas.iter().copied().find(|&theta| theta != 0.0).unwrap_or(rope.theta);
         if thetas.len() != config.n_layers || thetas.iter().any(|&other| other != 0.0 && other != theta) {
-            let supported = format!("one base or 0 for each of the {} layers", config.n_layers);
+            let supported =
+                format!("{theta}, the base of the rotary positions, or 0 for each of the {} layers", config.n_layers);
             return Err(fields.unsupported(THETAS, fields.get(THETAS).unwrap_or(&Value::Null), &supported));
         }
-        rope.theta = theta;
         config.unrotated_layers = layers.filter(|&layer| thetas[layer] == 0.0).collect();
         Ok(())
     },

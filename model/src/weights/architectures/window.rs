@@ -31,6 +31,12 @@ pub(in super::super) enum WindowKeys {
         /// Whether `use_sliding_window` must be set for it.
         is_flagged: bool,
     },
+    /// A window for every second layer, the first included, before `max_window_layers`, if `use_sliding_window`. Newer files list
+    /// the layers' kinds.
+    Alternating {
+        /// `max_window_layers` where it is not there.
+        absent: usize,
+    },
     /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
     Unrotated,
     /// A window for all layers except one in each `period`. Newer files list the layers' kinds.
@@ -51,6 +57,7 @@ pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(
 pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
 pub(in super::super) const QWEN3_MOE: WindowKeys = WindowKeys::Used;
 pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28, is_flagged: true };
+pub(in super::super) const QWEN2_MOE: WindowKeys = WindowKeys::Alternating { absent: 28 };
 pub(in super::super) const DOTS1: WindowKeys = WindowKeys::From { absent: 62, is_flagged: false };
 pub(in super::super) const OLMO3: WindowKeys = periodic(4, false);
 pub(in super::super) const GEMMA2: WindowKeys = periodic(2, false);
@@ -123,8 +130,12 @@ impl WindowKeys {
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
-            Self::Used | Self::From { is_flagged: true, .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
-            Self::Used | Self::From { .. } if !fields.has(WINDOW) => Some(USUAL),
+            Self::Used | Self::From { is_flagged: true, .. } | Self::Alternating { .. } | Self::Unrotated
+                if !fields.flag_or(USED, false)? =>
+            {
+                None
+            }
+            Self::Used | Self::From { .. } | Self::Alternating { .. } if !fields.has(WINDOW) => Some(USUAL),
             Self::Periodic { absent, .. } if !fields.has(WINDOW) => Some(absent),
             _ => fields.size(WINDOW)?,
         };
@@ -167,6 +178,10 @@ impl WindowKeys {
                 let n_full = fields.size_or(FULL_LAYERS, absent)?;
                 layers.filter(|&layer| layer < n_full).collect()
             }
+            Self::Alternating { absent } => {
+                let end = fields.size_or(FULL_LAYERS, absent)?;
+                layers.filter(|&layer| layer >= end || !layer.is_multiple_of(2)).collect()
+            }
             Self::Unrotated => layers.filter(|layer| !config.unrotated_layers.contains(layer)).collect(),
             Self::Periodic { period: usual, first, has_key, .. } => {
                 let period = if has_key { fields.size_or(PERIOD, usual)? } else { usual };
@@ -203,7 +218,7 @@ impl WindowKeys {
                 write(FULL_LAYERS, json!(n_full));
                 write(LAYER_TYPES, kinds());
             }
-            Self::Unrotated => {
+            Self::Alternating { .. } | Self::Unrotated => {
                 write(USED, json!(windowed));
                 write(WINDOW, json!(config.sliding_window));
                 write(LAYER_TYPES, kinds());

@@ -62,6 +62,15 @@ const WRAPPERS: &[Wrapper] = &[
         others: PICTURES,
     },
     Wrapper {
+        class: QWEN3_VL_MOE,
+        model_type: "qwen3_vl_moe",
+        texts: &[("qwen3_vl_moe_text", "Qwen3MoeForCausalLM"), ("qwen3_vl_moe", "Qwen3MoeForCausalLM")],
+        // Its weights of experts are always divided by their sum. Files state the number of experts.
+        defaults: r#"{"rope_theta": 500000.0, "norm_topk_prob": true, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+                      "num_key_value_heads": 16}"#,
+        others: PICTURES,
+    },
+    Wrapper {
         class: "Qwen3_5ForConditionalGeneration",
         model_type: "qwen3_5",
         texts: &[("qwen3_5_text", "Qwen3_5ForCausalLM")],
@@ -97,6 +106,8 @@ const WRAPPERS: &[Wrapper] = &[
         others: &["vision_tower.", "vision_adapter.", "vision_projection."],
     },
 ];
+
+const QWEN3_VL_MOE: &str = "Qwen3VLMoeForConditionalGeneration";
 
 const QWEN2_VL: &str =
     r#"{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "max_position_embeddings": 32768}"#;
@@ -155,7 +166,11 @@ pub(in super::super) fn text_part(
     };
     let mut own: Map<String, Value> = serde_json::from_str(wrapper.defaults).unwrap_or_default();
     let tied = |fields: &Fields<'_>| fields.get(TIED).map(|_| fields.flag_or(TIED, false)).transpose();
-    let is_tied = [tied(&fields)?, tied(&text)?];
+    let mut is_tied = [tied(&fields)?, tied(&text)?];
+    if wrapper.class == QWEN3_VL_MOE && is_tied[0].is_some() {
+        // Its text part says true by default, whatever the whole says, which counts.
+        is_tied[1] = None;
+    }
     // Keys outside, such as `eos_token_id`, count where the text part does not have them.
     own.extend(fields.to_map());
     own.extend(text.to_map());

@@ -63,6 +63,7 @@ pub(super) const ALL: &[Gguf] = &[
     MINICPM,
     mixtures::QWEN2_MOE,
     mixtures::QWEN3_MOE,
+    mixtures::QWEN3_VL_MOE,
     mixtures::OLMOE,
     mixtures::GRANITE_MOE,
     mixtures::GLM4_MOE,

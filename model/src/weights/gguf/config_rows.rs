@@ -308,7 +308,8 @@ pub(super) const MISTRAL3_TEMPERATURE: ConfigRow = ConfigRow::Custom {
             let own = log_factor(factor, 1.0);
             let guess = (own / attention_factor - 1.0) / (own - 1.0);
             let multiplier = exact_inverse(attention_factor, guess, |it| own / log_factor(factor, it));
-            written.insert(LOG_MULTIPLIER.to_owned(), multiplier);
+            // llama.cpp reads no whole number for it.
+            written.insert(LOG_MULTIPLIER.to_owned(), json!(multiplier.as_f64()));
         }
     },
 };

@@ -1,5 +1,7 @@
 //! Latent attention in GGUF files: DeepSeek V2 and V3 and what the converter writes as them, and MiniCPM 3.
 
+use serde_json::json;
+
 use super::{
     super::{
         architectures::{
@@ -83,7 +85,8 @@ const SCORES: ConfigRow = custom(&[LOG_MULTIPLIER], read_scores, |config, writte
         let own = inverse_root(config.head_dim as f64);
         let scale = |tenth: f64| own * log_factor(factor, 10.0 * tenth) * log_factor(factor, 10.0 * tenth);
         let guess = ((config.score_scale() / own).sqrt() - 1.0) / factor.ln();
-        written.insert(LOG_MULTIPLIER.to_owned(), exact_inverse(config.score_scale(), guess, scale));
+        // llama.cpp reads no whole number for it.
+        written.insert(LOG_MULTIPLIER.to_owned(), json!(exact_inverse(config.score_scale(), guess, scale).as_f64()));
     }
 });
 

@@ -5,7 +5,9 @@ use super::{
         architectures::bases::{gpt_oss, llama, mixture, mixture_with},
         tensor_names::{NameRow, same},
     },
-    config_rows::{GPT_OSS_WINDOW, GRANITE_ROWS, GROUPED_HEADS, RMS_EPS, ROPE, SIZES, UNTRUNCATED},
+    config_rows::{
+        DEEPSTACK, GPT_OSS_WINDOW, GRANITE_ROWS, GROUPED_HEADS, RMS_EPS, ROPE, ROPE_SECTIONS, SIZES, UNTRUNCATED,
+    },
     description::Gguf,
     expert_rows::{BIASES, EXPERTS, NAMES},
     names::{BLOCK, FUSED_QKV, GATED, INTERLEAVED_QKV, OUTSIDE, POST_ATTENTION_NORM, SEPARATE_QKV},
@@ -22,6 +24,13 @@ pub(super) const QWEN2_MOE: Gguf = Gguf {
 
 pub(super) const QWEN3_MOE: Gguf =
     Gguf { name: "qwen3moe", base: || mixture(GptConfig { qk_norm: true, ..llama() }), ..QWEN2_MOE };
+
+/// What pictures need has no effect on text.
+pub(super) const QWEN3_VL_MOE: Gguf = Gguf {
+    name: "qwen3vlmoe",
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, EXPERTS, ROPE_SECTIONS, DEEPSTACK]],
+    ..QWEN3_MOE
+};
 
 pub(super) const OLMOE: Gguf = Gguf {
     name: "olmoe",

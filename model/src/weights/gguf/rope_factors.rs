@@ -117,8 +117,15 @@ fn fit(frequencies: &[f32], factors: &[f32]) -> Vec<RopeScaling> {
     // Between the two ends, the share that is not scaled grows in proportion to the frequency: two points tell how.
     let turns = |frequency: f32| ORIGINAL_MAX_SEQ_LEN as f64 * f64::from(frequency) / std::f64::consts::TAU;
     let share = |own: f32| (1.0 / f64::from(own) - 1.0 / factor) / (1.0 - 1.0 / factor);
-    let points = frequencies.iter().zip(factors).map(|(&frequency, &own)| (turns(frequency), share(own)));
-    let between: Vec<_> = points.filter(|(_, share)| (0.001..0.999).contains(share)).collect();
+    let points: Vec<_> = frequencies.iter().zip(factors).map(|(&one, &own)| (turns(one), share(own))).collect();
+    let between: Vec<_> = points.iter().copied().filter(|(_, share)| (0.001..0.999).contains(share)).collect();
+    if between.is_empty() {
+        // Any two ends do that have the scaled pairs below and the others above them.
+        let (scaled, plain): (Vec<_>, Vec<_>) = points.iter().copied().partition(|(_, share)| *share < 0.5);
+        let low = scaled.iter().fold(0.0f64, |most, (turns, _)| most.max(*turns));
+        let high = plain.iter().fold(f64::INFINITY, |least, (turns, _)| least.min(*turns));
+        found.push(llama3(low, if high.is_finite() { high } else { low * released_high }));
+    }
     // One point is enough if `high_freq_factor / low_freq_factor` is as in the released models.
     found.extend(between.first().map(|&(turns, share)| {
         let unit = turns / (released_low + share * (released_high - released_low));

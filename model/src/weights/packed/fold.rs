@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::{
     Method, PackedMatrices, PackedMatrix, Values,
+    described::Stated,
     floats::{Floats, Fp8, Levels},
     ints::{ByGroup, Codes, Groups, Ints, Zeros},
     mxfp4,
@@ -44,7 +45,9 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
     let packed = |tensor: &'a str| {
         let name = tensor.strip_suffix(ending).or_else(|| tensor.strip_suffix(".weight_packed"))?;
         let is_float = |tensor: &StoredTensor<'a>| matches!(tensor.kind, ValueKind::Weights(_));
-        let is_plain = tensor.ends_with(".weight") && table.get(tensor).is_some_and(is_float);
+        // bitsandbytes may store its bytes under the type of floats.
+        let has_state = QUANT_STATES.iter().any(|ending| table.get(&format!("{tensor}{ending}")).is_some());
+        let is_plain = tensor.ends_with(".weight") && table.get(tensor).is_some_and(is_float) && !has_state;
         (!is_plain).then(|| name.to_owned())
     };
     let mut names: Vec<String> = table.names().filter_map(packed).collect();
@@ -53,11 +56,13 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
     for name in names {
         let mut parts = Parts { table: &mut *table, name: &name, n_bytes: 0 };
         let matrix = match method {
-            Method::Gptq { bits, added } => parts.gptq(bits, added)?,
+            Method::Gptq { bits, added, has_order } => parts.gptq(bits, added, has_order)?,
             Method::Awq => parts.awq()?,
-            Method::CompressedTensors if parts.has(".weight_packed") => parts.packed_rows()?,
+            Method::CompressedTensors(stated) if parts.has(".weight_packed") => parts.packed_rows(stated)?,
+            Method::CompressedTensors(stated) => parts.bytes(stated.block, stated.has_zeros)?,
             Method::BitsAndBytes => parts.bits_and_bytes()?,
-            Method::CompressedTensors | Method::Fp8 | Method::Mxfp4 => parts.bytes()?,
+            Method::Fp8 { block } => parts.bytes(block, false)?,
+            Method::Mxfp4 => parts.bytes(None, false)?,
         };
         for ending in UNUSED {
             parts.take(ending);
@@ -90,13 +95,18 @@ impl<'a> Parts<'_, 'a> {
         self.take(ending).ok_or_else(|| self.table.missing(&format!("{}{ending}", self.name)))
     }
 
+    /// [`need`](Self::need) if `is_stated`, otherwise [`take`](Self::take).
+    fn take_stated(&mut self, ending: &str, is_stated: bool) -> Result<Option<StoredTensor<'a>>> {
+        if is_stated { self.need(ending).map(Some) } else { Ok(self.take(ending)) }
+    }
+
     fn matrix(&self, tensor: StoredTensor<'a>, dims: [usize; 2], values: Values<'a>) -> PackedMatrix<'a> {
         PackedMatrix { tensor, dims, n_bytes: self.n_bytes, values }
     }
 
     /// GPTQ: `qweight [d_in / n, d_out]`, `qzeros [n_groups, d_out / n]`, `scales [n_groups, d_out]` and `g_idx [d_in]`, with
     /// `n` numbers to a word.
-    fn gptq(&mut self, bits: u32, added: u8) -> Result<PackedMatrix<'a>> {
+    fn gptq(&mut self, bits: u32, added: u8, has_order: bool) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".qweight")?;
         let n = 32 / bits as usize;
         let [rows, d_out] = two(&tensor)?;
@@ -107,7 +117,7 @@ impl<'a> Parts<'_, 'a> {
         let zeros = self.need(".qzeros")?;
         require(&zeros, d_out.is_multiple_of(n), "needs whole words of outputs")?;
         let zeros = Zeros::ByGroup(Words::of(&zeros, &[n_groups, d_out / n])?, added);
-        let index = self.take(".g_idx");
+        let index = self.take_stated(".g_idx", has_order)?;
         let groups = groups(&tensor, d_in, n_groups, index.as_ref())?;
         let by_group = ByGroup { row_stride: 1, group_stride: d_out };
         let codes = Codes::ByInput(Words::of(&tensor, &[rows, d_out])?);
@@ -134,7 +144,7 @@ impl<'a> Parts<'_, 'a> {
 
     /// Packed integers of compressed-tensors: `weight_packed [d_out, d_in / n]`, `weight_scale [d_out, n_groups]`,
     /// `weight_shape`, and perhaps `weight_zero_point [d_out / n, n_groups]` and `weight_g_idx [d_in]`.
-    fn packed_rows(&mut self) -> Result<PackedMatrix<'a>> {
+    fn packed_rows(&mut self, stated: Stated) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".weight_packed")?;
         let shape = self.need(".weight_shape")?;
         let [d_out, n_words] = two(&tensor)?;
@@ -156,19 +166,20 @@ impl<'a> Parts<'_, 'a> {
         let (bits, n) = (bits as u32, 32 / bits);
         let scales = self.need(".weight_scale")?;
         let (n_groups, by_group) = scale_groups(&scales, d_out)?;
-        let zeros = match self.take(".weight_zero_point") {
+        let zeros = match self.take_stated(".weight_zero_point", stated.has_zeros)? {
             Some(zeros) => Zeros::ByRows(Words::of(&zeros, &[d_out.div_ceil(n), n_groups])?),
             None => Zeros::Middle,
         };
-        let index = self.take(".weight_g_idx");
+        let index = self.take_stated(".weight_g_idx", stated.has_order)?;
         let groups = groups(&tensor, d_in, n_groups, index.as_ref())?;
         let codes = Codes::ByRow(Words::of(&tensor, &[d_out, n_words])?);
         let ints = Ints::new([d_out, d_in], bits, codes, (Scales::of(&scales)?, 1.0), zeros, (groups, by_group));
         Ok(self.matrix(tensor, [d_out, d_in], Values::Ints(ints)))
     }
 
-    /// `weight [d_out, d_in]` of signed bytes or 8-bit floats, and scales for the tensor, its rows, groups or blocks.
-    fn bytes(&mut self) -> Result<PackedMatrix<'a>> {
+    /// `weight [d_out, d_in]` of signed bytes or 8-bit floats, and scales for the tensor, its rows, groups or blocks, which are of
+    /// `stated` rows and inputs where the file says so.
+    fn bytes(&mut self, stated: Option<[usize; 2]>, has_zeros: bool) -> Result<PackedMatrix<'a>> {
         let tensor = self.need(".weight")?;
         let dims @ [d_out, d_in] = two(&tensor)?;
         let scales = match self.take(".weight_scale_inv") {
@@ -178,7 +189,7 @@ impl<'a> Parts<'_, 'a> {
         match tensor.kind {
             ValueKind::Other(SafeDtype::I8) => {
                 let (n_groups, by_group) = scale_groups(&scales, d_out)?;
-                let zeros = match self.take(".weight_zero_point") {
+                let zeros = match self.take_stated(".weight_zero_point", has_zeros)? {
                     Some(zeros) if zeros.kind == ValueKind::Other(SafeDtype::I8) => {
                         zeros.require_shape(&scales.shape)?;
                         Zeros::Bytes(zeros.bytes)
@@ -197,14 +208,20 @@ impl<'a> Parts<'_, 'a> {
                     [rows, columns] if rows > 0 && columns > 0 => [rows, columns],
                     _ => return Err(scales.error(format!("has shape {:?}; it must be [rows, blocks]", scales.shape))),
                 };
-                // Blocks are of 128, or of all; the last one may be smaller.
+                if let Some(zeros) = self.take(".weight_zero_point") {
+                    let are_zero = zeros.bytes.iter().all(|byte| byte & 0x7f == 0);
+                    require(&zeros, are_zero, "must be 0 beside 8-bit floats")?;
+                }
+                // Where no size is stated, blocks are of 128, or of all; the last one may be smaller.
                 let size = |n: usize, n_blocks: usize| {
                     if n_blocks == 1 { n } else { n.div_ceil(n_blocks).next_power_of_two() }
                 };
-                let block = [if blocks_out == d_out { 1 } else { size(d_out, blocks_out) }, size(d_in, blocks_in)];
-                let is_whole =
-                    d_out.div_ceil(block[0].max(1)) == blocks_out && d_in.div_ceil(block[1].max(1)) == blocks_in;
-                require(&scales, is_whole, &format!("does not fit the shape {dims:?} of the matrix"))?;
+                let fits = |[rows, inputs]: [usize; 2]| {
+                    d_out.div_ceil(rows.max(1)) == blocks_out && d_in.div_ceil(inputs.max(1)) == blocks_in
+                };
+                let of_rows = if blocks_out == d_out { 1 } else { size(d_out, blocks_out) };
+                let block = stated.filter(|stated| fits(*stated)).unwrap_or([of_rows, size(d_in, blocks_in)]);
+                require(&scales, fits(block), &format!("does not fit the shape {dims:?} of the matrix"))?;
                 let values = Scales::of(&scales)?.iter().collect();
                 let scales = Fp8Scales { values, block, n_blocks: blocks_in };
                 let fp8 = Fp8 { d_in, bytes: tensor.bytes, scales };

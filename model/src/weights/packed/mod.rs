@@ -2,6 +2,7 @@
 //! points and perhaps the order of its inputs. `fold` finds them by their names, `ints` reads those of integers, `floats`
 //! those of 8-bit floats and of bitsandbytes' 4-bit levels, `mxfp4` experts in MXFP4. Rows are decoded on demand.
 
+pub(super) mod described;
 mod floats;
 mod fold;
 mod ints;
@@ -10,7 +11,7 @@ mod tensors;
 
 use std::collections::HashMap;
 
-use self::{floats::Floats, ints::Ints, mxfp4::Mxfp4};
+use self::{described::Stated, floats::Floats, ints::Ints, mxfp4::Mxfp4};
 pub(super) use self::{fold::fold, ints::RunLayout};
 use super::tensor_table::StoredTensor;
 use crate::{
@@ -28,15 +29,19 @@ pub(super) type PackedMatrices<'a> = HashMap<String, PackedMatrix<'a>>;
 /// How `quantization_config` says that a model is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    CompressedTensors,
-    /// With the number of bits, and what is added to each zero point: 1 in the first version of the format.
+    CompressedTensors(Stated),
+    /// With the number of bits, and what is added to each zero point: 1 in the first version of the format. `has_order`: inputs are
+    /// grouped in an order of their own.
     Gptq {
         bits: u32,
         added: u8,
+        has_order: bool,
     },
     Awq,
-    /// 8-bit floats with a scale for each tensor, row or block.
-    Fp8,
+    /// 8-bit floats with a scale for each tensor, row or block, whose rows and inputs the file may say.
+    Fp8 {
+        block: Option<[usize; 2]>,
+    },
     BitsAndBytes,
     /// gpt-oss's experts.
     Mxfp4,

@@ -117,3 +117,23 @@ fn weights_outside_the_range_of_a_dtype_are_rejected_by_name() {
     assert!(stderr(&generate("f16")).contains("`dtype` is `f16`, which represents weights up to 6.5504e4"));
     assert_eq!(generate("bf16").status.code(), Some(0));
 }
+
+/// A run has its model in a folder of its own, whose size is stated. What is not written is stated, too.
+#[test]
+fn quantized_run_states_the_size_before_and_the_prediction_head_that_it_leaves_out() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/prediction-heads/qwen3_5");
+    let parent = tempfile::tempdir().unwrap();
+    let (run_dir, out) = (parent.path().join("run"), parent.path().join("rounded"));
+    let model = run_dir.join("model");
+    fs::create_dir_all(&model).unwrap();
+    fs::write(run_dir.join("config.toml"), "").unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs::copy(golden.join(name), model.join(name)).unwrap();
+    }
+    fs::copy(model_dir().path().join("tokenizer.json"), model.join("tokenizer.json")).unwrap();
+    let output = run(&["quantize", path(&run_dir), path(&out)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let stated = stdout(&output);
+    assert!(stated.contains(", from 0.1 MB, without the prediction head (0.0 MB)"), "{stated}");
+    assert!(stated.contains("so `--speculative mtp` needs the original; serve it with"), "{stated}");
+}

@@ -37,6 +37,9 @@ pub(super) const EXPERTS: &[NameRow] = &[
     same(UP, "model.layers.{}.mlp.experts.gate_up_proj").of_all_experts(),
     same(DOWN, "model.layers.{}.mlp.experts.{}.down_proj.weight"),
     same(DOWN, "model.layers.{}.mlp.experts.down_proj").of_all_experts(),
+    // Transposed, as released files of Qwen 3 VL have them; `dir_weights` renames them.
+    ordered(Transposed, UP, "model.layers.{}.mlp.experts.gate_up").of_all_experts(),
+    ordered(Transposed, DOWN, "model.layers.{}.mlp.experts.down").of_all_experts(),
 ];
 
 pub(super) const QWEN_SHARED: &[NameRow] = &[
@@ -85,7 +88,11 @@ pub(in super::super) const ERNIE_MOE: &[&[NameRow]] = &[
     LLAMA_MLP,
     EXPERTS,
     SHARED_EXPERTS,
-    &[same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row()],
+    &[
+        same(SELECTION, "model.layers.{}.mlp.moe_statics.e_score_correction_bias").as_one_row(),
+        same(SELECTION, "model.layers.{}.mlp.gate.moe_statics.e_score_correction_bias").as_one_row(),
+        same("lm_head.bias", "lm_head.bias"),
+    ],
 ];
 
 pub(in super::super) const MIXTRAL: &[&[NameRow]] = &[LLAMA_ENDS, LLAMA_NORMS, LLAMA_QKV, LLAMA_OUT, MIXTRAL_EXPERTS];

@@ -6,8 +6,8 @@ use super::super::{
     config_rows::{ConfigRow, EXAONE4_ROTATION, derived, flag, kv_heads, number, size, size_or},
     expert_rows::{
         AFMOE_ROTATION, BALANCE_LOSS, CLAMPED_SWIGLU, ERNIE_LAYERS, EXAONE_LAYERS, GROUPS, HUNYUAN_EXPERTS,
-        MELLUM_LAYERS, N_EXPERTS, N_LOCAL, N_ROUTED, NO_MLP, QWEN_LAYERS, ROTARY_WIDTH, balance_loss, deepseek_router,
-        expert_sizes, first_dense, shared_experts, wide_experts,
+        MELLUM_LAYERS, N_EXPERTS, N_LOCAL, N_ROUTED, NO_MLP, QWEN_LAYERS, ROTARY_WIDTH, UNBIASED_EXPERTS, balance_loss,
+        deepseek_router, expert_sizes, first_dense, shared_experts, wide_experts,
     },
     names, rope,
     row_groups::{
@@ -54,7 +54,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 rms_eps(1e-6),
                 flag("qkv_bias", |c| &mut c.qkv_bias, true),
-                ConfigRow::Window(&window::QWEN),
+                ConfigRow::Window(&window::QWEN2_MOE),
             ],
             QWEN_EXPERTS,
             &expert_sizes::<60, 4, 1408>(N_EXPERTS),
@@ -165,6 +165,9 @@ pub(super) const ROWS: &[Architecture] = &[
                 rms_eps(1e-5),
                 flag("use_bias", |c| &mut c.qkv_bias, false),
                 flag("use_bias", |c| &mut c.attn_out_bias, false),
+                flag("use_bias", |c| &mut c.mlp_bias, false),
+                flag("use_bias", |c| &mut c.lm_head_bias, false),
+                UNBIASED_EXPERTS,
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
                 ConfigRow::Window(&window::NONE),
                 size_or(&["moe_num_experts", "num_experts"], |c| &mut experts(c).n_experts, |_| 64),
@@ -249,7 +252,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 BALANCE_LOSS,
             ],
         ],
-        fixed: NO_BIASES,
+        fixed: MINIMAX_M2_FIXED,
         names: names::MINIMAX_M2,
         ..LIKE_LLAMA
     },
@@ -404,6 +407,17 @@ pub(super) const ROWS: &[Architecture] = &[
         names: names::GLM_MOE,
         ..LIKE_LLAMA
     },
+];
+
+/// The last ones are those of the code beside the released weights.
+const MINIMAX_M2_FIXED: &[(&str, Fixed)] = &[
+    ("attention_bias", Fixed::Flag(false)),
+    ("mlp_bias", Fixed::Flag(false)),
+    ("use_qk_norm", Fixed::Flag(true)),
+    ("qk_norm_type", Fixed::Text("per_layer")),
+    ("scoring_func", Fixed::Text("sigmoid")),
+    ("use_routing_bias", Fixed::Flag(true)),
+    ("shared_intermediate_size", Fixed::Nothing),
 ];
 
 /// What Qwen's mixtures share.

@@ -5,7 +5,10 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::super::{
-    super::config_json::Fields,
+    super::{
+        config_json::Fields,
+        tensor_names::{TensorNames, TensorPart},
+    },
     SAMPLING_PREFIX,
     architectures::ALL,
     config_rows::{ATTENTION_FACTOR, FACTOR_LISTS, LONG_ROPE, long_rope},
@@ -17,7 +20,7 @@ use crate::{
     config::{Experts, GptConfig, Positions, Recurrence, Recurrent, RopeScaling, RouterScores},
     decode::sampling::SamplingParams,
     error::{Error, Result},
-    gpt::param_specs,
+    gpt::{ParamSpec, param_specs},
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
@@ -205,12 +208,18 @@ fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     })
 }
 
+/// The tensors of `spec` in a file that is written. A second norm, which some files of Falcon have, is the mark of models that have
+/// two.
+pub(super) fn written_parts(names: &TensorNames, spec: &ParamSpec, config: &GptConfig) -> Vec<TensorPart> {
+    names.parts(spec, config, &|name| !(config.shared_norm && name.contains(".attn_norm_2.")))
+}
+
 /// What reading the keys of `gguf` for `config` gives, and the keys.
 fn read_back(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Result<(GptConfig, Map<String, Value>)> {
     let names = gguf.names();
     let specs = param_specs(config);
     let lists = factors(config);
-    let params = specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name);
+    let params = specs.iter().flat_map(|spec| written_parts(&names, spec, config)).map(|part| part.name);
     let tensors: Vec<String> = params.chain(lists.iter().map(|(name, _)| (*name).to_owned())).collect();
     let has = |name: &str| tensors.iter().any(|tensor| tensor == name);
     let own = keys(gguf, config, has_pattern);

@@ -127,7 +127,7 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
         let Some(spec) = specs.get(&path) else {
             unreachable!("`param_specs` lists every parameter of the model: `{path}`")
         };
-        let parts: Vec<TensorPart> = names.parts(spec, config, &|_| false);
+        let parts: Vec<TensorPart> = metadata::written_parts(&names, spec, config);
         // The norm behind a gated delta net has no offset.
         let norm =
             path.strip_suffix(".weight").filter(|part| part.ends_with("norm") && !part.ends_with(".recurrent.norm"));

@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     text::{
         chat::ChatTemplate,
-        tokenizer::{EncodeOptions, TOKENIZER_FILE, Tokenizer},
+        tokenizer::{EncodeOptions, SpecialToken, TOKENIZER_FILE, Tokenizer},
     },
 };
 
@@ -65,18 +65,20 @@ pub(super) fn entries(
     }
     put("ggml.tokens", Entry::Texts(tokens));
     put("ggml.token_type", Entry::Ints(types));
+    let id = |token: Option<SpecialToken>| token.map(|token| token.id);
+    // Without one, llama.cpp ends texts at a token of its own choice.
+    let eos = id(tokenizer.eos()).or(ends.first().copied());
     let roles = [
-        ("ggml.bos_token_id", tokenizer.bos()),
-        ("ggml.eos_token_id", tokenizer.eos()),
-        ("ggml.padding_token_id", tokenizer.pad()),
-        ("ggml.unknown_token_id", tokenizer.unk()),
+        ("ggml.bos_token_id", id(tokenizer.bos())),
+        ("ggml.eos_token_id", eos),
+        ("ggml.padding_token_id", id(tokenizer.pad())),
+        ("ggml.unknown_token_id", id(tokenizer.unk())),
     ];
     for (key, token) in roles {
         if let Some(token) = token {
-            put(key, Entry::Unsigned(token.id));
+            put(key, Entry::Unsigned(token));
         }
     }
-    let eos = tokenizer.eos().map(|eos| eos.id);
     if let Some(end_of_turn) = ends.iter().find(|id| Some(**id) != eos) {
         put("ggml.eot_token_id", Entry::Unsigned(*end_of_turn));
     }
