@@ -1,5 +1,5 @@
-//! Stands in for the bodies for GPUs in builds without the feature `gpu`: the same signatures, which nothing calls, since no
-//! tensor has [`Placement::Gpu`](super::Placement::Gpu) there. So the operations themselves are the same in all builds.
+//! Stubs for the GPU bodies in builds without the feature `gpu`, with the same signatures, so that the operations are
+//! the same in all builds. Nothing calls them, since no tensor has [`Placement::Gpu`](super::Placement::Gpu) there.
 
 use burn::tensor::{Device, Int, Tensor};
 
@@ -60,7 +60,7 @@ never_called! {
 #[cfg(test)]
 pub(super) fn allow_f16() {}
 
-/// Calls `run`, which launches nothing on a GPU.
+/// Calls `run` and returns 0 launches.
 pub(super) fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
     (run(), 0)
 }

@@ -9,8 +9,8 @@ use super::{
 use crate::config::QkNormSpan;
 
 /// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all
-/// together according to `span`; values do not change. The norms have weights `[head_dim]`, or as wide as all heads. Where each
-/// head has a weight, there are no biases.
+/// together according to `span`; values do not change. The norms' weights are `[head_dim]`, or as wide as all heads
+/// together. If each head has its own weight, there are no biases.
 pub(crate) fn qk_norm(
     qkv: Tensor<2>,
     norms: [NormParts; 2],

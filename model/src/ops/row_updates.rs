@@ -1,4 +1,4 @@
-//! Low-rank updates of some rows of a product: the sequences of a step may each have an adapter of their own.
+//! Low-rank updates of some rows of a product: each sequence of a step may have its own adapter.
 
 use std::{
     ops::Range,
@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{LoraPair, LoraShape, Placement, cpu};
 
-/// The updates of one matrix by an adapter beside the model, in the form that its device computes with.
+/// An adapter's update of one matrix, in the form in which the device computes with it.
 #[derive(Debug)]
 pub(crate) struct LoraMatrix(UpdateForm);
 

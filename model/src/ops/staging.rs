@@ -54,7 +54,7 @@ impl StagingBuffer {
     }
 }
 
-/// The inputs one after the other, those in f32 as their bits.
+/// The inputs one after the other, f32 as their bits.
 fn packed(uploads: &[Upload<'_>]) -> Vec<i32> {
     let mut all = Vec::new();
     for upload in uploads {

@@ -43,7 +43,7 @@ fn attention_of_one_query_matches_hand_computation() {
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
 }
 
-/// The same with a sink, whose score of 3 takes 0.422 of the weight.
+/// A sink with a score of 3 takes 0.422 of the weight.
 #[test]
 fn attention_with_a_sink_matches_hand_computation() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
@@ -220,7 +220,7 @@ fn cross_attention_of_the_slide_on_attention_scores_mixes_source_words_for_each_
         [0.0, 0.1, 0.9, 0.0],
         [0.0, 0.1, 0.9, 0.0],
     ];
-    // Keys and values of a source of another length that tell the words apart, and a row of padding.
+    // Source keys and values that differ by word and have another length, and a row of padding.
     let source =
         rows([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [9.0; 4]]);
     let queries = rows(slide.map(|row: [f32; 4]| row.map(|share| share.max(1e-30).ln())));

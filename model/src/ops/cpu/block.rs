@@ -32,10 +32,11 @@ type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<NormMemory, LinearMemory<'
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Scratch {
     normed: Vec<f32>,
-    /// Queries, keys and values; later gates and what they gate, unless the product stores gated values itself.
+    /// Queries, keys and values; later the gate and up projections of the MLP, unless the product stores gated values
+    /// itself.
     wide: Vec<f32>,
     attn_out: Vec<f32>,
-    /// What the MLP computes before its last matrix, or what the experts compute.
+    /// Activations of the MLP before its down projection, or the outputs of the experts.
     inner: Vec<f32>,
     experts: ExpertScratch,
     beside: BesideScratch,
@@ -43,7 +44,7 @@ pub(in crate::ops) struct Scratch {
     update: Vec<f32>,
 }
 
-/// Buffers of experts beside an MLP.
+/// Buffers of experts that run beside an MLP.
 #[derive(Debug, Default)]
 struct BesideScratch {
     router_input: Vec<f32>,
@@ -51,7 +52,7 @@ struct BesideScratch {
     of_experts: Vec<f32>,
 }
 
-/// Sequences with the keys of their sources, and how scores are computed.
+/// For cross-attention: sequences with the keys of their sources, and its options.
 type Sources<'a> = (&'a [PagedRows], &'a AttentionOptions);
 
 /// Runs a block on `x [n_rows, d_model]`, in place.
@@ -65,7 +66,7 @@ pub(in crate::ops) fn block<E: PagedElement>(
     run_block(&mut InPlace { x, residual_multiplier, paged, sources, scratch }, block, ());
 }
 
-/// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
+/// The residual stream of a block in place, with scratch memory for everything between the stream and the sublayers.
 struct InPlace<'a, E> {
     /// `[n_rows, d_model]`.
     x: &'a mut [f32],

@@ -32,7 +32,7 @@ pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<
     prefer(places.as_mut_ptr().cast(), size_of_val(places));
     places.par_chunks_mut(PART).for_each(|part| part.fill(MaybeUninit::new(T::default())));
     #[expect(unsafe_code, reason = "memory from the system")]
-    // SAFETY: as many values as there is room for are written now.
+    // SAFETY: there is room for exactly the values that are written now.
     unsafe {
         values.set_len(len);
     }
@@ -100,7 +100,7 @@ impl<T> Deref for Stored<T> {
 
     fn deref(&self) -> &[T] {
         #[expect(unsafe_code, reason = "memory from the system")]
-        // SAFETY: `new` wrote these values, nobody writes to them again, and the map lives as long as this does.
+        // SAFETY: `new` wrote these values, nothing writes to them again, and the map lives as long as `self`.
         unsafe {
             slice::from_raw_parts(self.start, self.len)
         }

@@ -18,7 +18,7 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// A head is stored with `head_dim` rounded up to a multiple of this; the padding is 0.
     const DIM_UNIT: usize = 1;
 
-    /// Elements that hold the scale of a token's head; none where numbers are stored as they are.
+    /// Elements per token and head that hold its scale; 0 if the dtype has no scales.
     const SCALE_LEN: usize = 0;
 
     /// The scale of a head with these `values`: stored elements are multiplied by it when they are read.
@@ -49,21 +49,19 @@ pub(in crate::ops) trait FloatElement: KvElement {
 
     /// Loads 16 elements as f32.
     ///
-    /// # Safety
-    /// `numbers` points to 16 of them.
+    /// # Safety `numbers` points to 16 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
 
     /// Loads 8 elements as f32.
     ///
-    /// # Safety
-    /// `numbers` points to 8 of them.
+    /// # Safety `numbers` points to 8 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256;
 
-    /// Loads those of 16 elements that are in the mask as f32, and zeros for the others.
+    /// Loads up to 16 elements as f32: those in the mask, and 0 for the others.
     ///
     /// # Safety
     /// `numbers` points to the elements in the mask.
@@ -207,7 +205,7 @@ pub(super) fn scale_of_largest(largest: f32) -> f32 {
 }
 
 impl KvElement for i8 {
-    // What one instruction of the narrowest registers multiplies.
+    // The number of dimensions that one instruction multiplies on the narrowest registers.
     const DIM_UNIT: usize = 16;
     // The bytes of an f32.
     const SCALE_LEN: usize = size_of::<f32>();
@@ -221,7 +219,7 @@ impl KvElement for i8 {
     }
 
     fn scale_of(values: &[f32]) -> f32 {
-        // As whole numbers, the bits of magnitudes have their order, and those of NaN are above all others.
+        // As integers, the bits of magnitudes keep their order, and NaN is above all others.
         scale_of_largest(values.iter().map(|value| value.abs().to_bits()).max().map_or(0.0, f32::from_bits))
     }
 

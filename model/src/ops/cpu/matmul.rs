@@ -21,7 +21,7 @@ const PIECE_BYTES: usize = 1 << 14;
 /// Pieces of work per thread, at most: if a thread is descheduled, the others take the pieces that it has not begun.
 const PIECES_PER_THREAD: usize = 8;
 
-/// What is done with the products.
+/// How a kernel stores its products.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Store {
     /// Store them in the output.
@@ -64,15 +64,15 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     thread_pool::parallel_columns(pieces, output, width, |panels, columns| product.compute(panels, columns));
 }
 
-/// Rows that are multiplied by a matrix of their own.
+/// Rows that are multiplied by the same matrix.
 pub(super) struct Group<'a> {
     pub(super) rows: Range<usize>,
     pub(super) weight: &'a Panels,
     pub(super) bias: Option<&'a [f32]>,
 }
 
-/// [`linear_into`] for groups of rows that follow each other, with matrices of one shape; threads divide the panels of all.
-/// Rows outside of all groups keep what they have.
+/// [`linear_into`] for consecutive groups of rows, each with its own matrix of the same shape; threads divide the
+/// panels of all matrices. Rows outside all groups are unchanged.
 pub(super) fn grouped_linear_into(x: &[f32], groups: &[Group<'_>], store: Store, output: &mut [f32]) {
     let Some(first) = groups.first() else { return };
     let ([_, d_in], width) = (first.weight.dims(), store.width(first.weight));

@@ -21,7 +21,7 @@ pub(super) fn prefetch<T>(address: *const T) {
     let _ = address;
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
-    // SAFETY: reads nothing, and an address that is not ours is ignored.
+    // SAFETY: a prefetch reads nothing, and ignores invalid addresses.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
@@ -34,7 +34,7 @@ pub(super) fn prefetch_l2<T>(address: *const T) {
     let _ = address;
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
-    // SAFETY: reads nothing, and an address that is not ours is ignored.
+    // SAFETY: a prefetch reads nothing, and ignores invalid addresses.
     unsafe {
         _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }

@@ -80,7 +80,7 @@ fn round_rows(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut 
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, correction) });
 }
 
@@ -88,7 +88,7 @@ unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection,
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn round_rows_avx2(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx2(x, correction) });
 }
 

@@ -242,7 +242,7 @@ pub(in crate::ops) struct XieluNumbers {
 }
 
 impl XieluNumbers {
-    /// From what is stored.
+    /// Converts the four stored parameters.
     pub(in crate::ops) fn of(stored: &[f32]) -> Self {
         let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
         let (beta, eps) = (stored[2], stored[3]);

@@ -169,8 +169,8 @@ pub(super) fn parallel_columns(
     if n_pieces == 1 { run(0) } else { parallel_for_range(range, n_pieces, run) }
 }
 
-/// The same for groups of rows, each cut into pieces of its own. `run` also gets the group's number; rows of its columns count
-/// from the group's first.
+/// [`parallel_columns`] for groups of rows, each cut into pieces of its own. `run` also gets the group's number; row
+/// numbers within its columns count from the group's first row.
 ///
 /// # Panics
 /// Unless each group's rows follow those of the group before.
@@ -206,7 +206,7 @@ pub(super) struct RowPieces {
 
 /// How [`parallel_columns`] cuts a matrix.
 pub(super) struct ColumnPieces {
-    /// What the pieces read, in their order.
+    /// Memory that the pieces read, in their order.
     pub(super) range: ReadRange,
     /// At least one.
     pub(super) n_pieces: usize,
@@ -245,7 +245,7 @@ pub fn parallel_for_each<T: Send>(items: &mut [T], run: impl Fn(&mut T) + Sync) 
     let shared = SharedMut::new(items);
     parallel_for(shared.len(), |number| {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
-        // SAFETY: each number is given once.
+        // SAFETY: each number is claimed once.
         unsafe { shared.part(number..number + 1) }.iter_mut().for_each(&run);
     });
 }
@@ -285,14 +285,14 @@ impl<'a, T> SharedMut<'a, T> {
     #[inline(always)]
     pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: within the slice, and the caller's alone.
+        // SAFETY: the range is within the slice, and no other thread uses it, as the caller guarantees.
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
 fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    // As many threads as rayon's pool, which Flex uses, so that one setting controls both.
+    // The same number of threads as rayon's pool, which Flex uses, so that one setting controls both.
     POOL.get_or_init(|| {
         super::threads::start_threads();
         ThreadPool::new(super::threads::n_threads())
@@ -421,7 +421,7 @@ impl SharedJob {
         n_pieces * thread / n_threads..n_pieces * (thread + 1) / n_threads
     }
 
-    /// Claims the next piece of `thread`'s range; if there is none left, of the next thread's that has one.
+    /// Claims the next piece of `thread`'s range; if that is empty, a piece of the next thread that has one left.
     fn claim(&self, thread: usize) -> Option<Piece> {
         let n_threads = self.next.len();
         (thread..thread + n_threads).find_map(|owner| self.claim_of(owner % n_threads))
@@ -436,7 +436,7 @@ impl SharedJob {
             if next & CLOSED == CLOSED || number >= self.range(owner, self.n_pieces.load(Relaxed)).end {
                 return None;
             }
-            // What was read belongs to the job in `next`: if the leader had begun to write the next one, it would have
+            // The job that was read belongs to `next`: if the leader had begun to write another job, it would have
             // changed `next` before, and the exchange would fail.
             fence(Acquire);
             if cursor.compare_exchange(next, next + 1, AcqRel, Relaxed).is_ok() {

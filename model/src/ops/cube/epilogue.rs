@@ -1,10 +1,10 @@
-//! What a matrix product fuses: the norm before it, and bias, residual and gate after it.
+//! What a matrix product fuses: the norm before it; bias, residual and gate after it.
 
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::config::Activation;
 
-/// What a kernel fuses with a product.
+/// Operations that a kernel fuses with a product.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Epilogue {
     /// Added to each row: `[d_out]`.

@@ -55,7 +55,8 @@ pub(super) fn qk_norm(qkv: CubeTensor, weights: [CubeTensor; 2], heads: QkNorm, 
     let n_parts = n_rows * (q_parts + 2 * kv_parts);
     if n_parts > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: lanes stay within a part, and parts beyond the last are not written; weights are as wide as a part.
+        // SAFETY: lanes stay within a part, parts beyond the last are not written, and weights have the width of a
+        // part.
         unsafe {
             norm_parts::launch_unchecked(
                 &output.client,

@@ -23,7 +23,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
     let output = empty(&ids, [n, matrix.d_in]);
     let n_units = n * matrix.units();
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a unit is one of the output's, inputs are kept below the row's width and ids below the number of rows.
+    // SAFETY: each unit is one of the output's; inputs are kept below the row's width and ids below the number of rows.
     unsafe {
         embed::launch_unchecked(
             &output.client,
@@ -219,7 +219,7 @@ pub(super) fn activate(x: CubeTensor, kind: Activation, is_gated: bool) -> CubeT
     let d_ff = if is_gated { width / 2 } else { width };
     let output = empty(&x, [n_rows, d_ff]);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a lane has one value of the output, and reads its row's.
+    // SAFETY: a lane has one value of the output, and reads only that value's row.
     unsafe {
         activate_values::launch_unchecked(
             &output.client,

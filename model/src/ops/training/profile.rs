@@ -14,7 +14,7 @@ use std::{
 pub enum Pass {
     /// From inputs to the output.
     Forward,
-    /// From the gradient of the output to those of the inputs.
+    /// From the gradient of the output to the gradients of the inputs.
     Backward,
 }
 

@@ -73,7 +73,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Reads a leaf's gradient.
 type GradientOf<'a> = &'a dyn Fn(&Gradients) -> Vec<f32>;
 
-/// The output, and gradients of its sum weighted with random numbers.
+/// The output, and gradients of its randomly weighted sum.
 fn outcome<const D: usize>(output: Tensor<D>, gradients_of: &[GradientOf<'_>]) -> Vec<Vec<f32>> {
     let weights = Tensor::<1>::from_data(random(99, output.shape().num_elements()).as_slice(), &device());
     let gradients = (output.clone().flatten(0, D - 1) * weights).sum().backward();
@@ -93,8 +93,8 @@ fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], case: &str) {
         let least = if is_on_gpu { 2e-2 } else { 1e-3 };
         let largest = expected.iter().fold(least, |largest: f32, value| largest.max(value.abs()));
         let far = found.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0f32, f32::max);
-        // A GPU's products add up to 140,000 terms in one sum, those of the reference as well as ours.
-        // Matrix instructions round operands to 16 bits, and cut off what they add; the exponential of a score has the error of
+        // A GPU's products add up to 140,000 terms in one sum, in the reference as well as in our kernels. Matrix
+        // instructions round operands to 16 bits, and truncate their sums; the exponential of a score has the error of
         // all its terms.
         let tolerance = match is_on_gpu {
             true if ops::has_fast_bf16_products(&device()) => 3e-4,

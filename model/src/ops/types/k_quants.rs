@@ -1,6 +1,6 @@
-//! Blocks that only files have, and that the CPU computes with as they are: GGML's blocks of 256 weights, in parts with
-//! scales of few bits times one f16 scale (K-quants, <https://github.com/ggml-org/llama.cpp/pull/1684>, and the formats
-//! whose names begin with `IQ`), and blocks of MXFP4.
+//! Block formats that occur only in files, and that the CPU computes with directly: GGML's blocks of 256 weights, in
+//! parts with scales of few bits times one f16 scale (K-quants, <https://github.com/ggml-org/llama.cpp/pull/1684>, and
+//! the formats whose names begin with `IQ`), and blocks of MXFP4.
 
 use std::array;
 
@@ -96,14 +96,14 @@ pub(crate) struct GroupRun {
 pub(crate) struct Fp8Scales {
     /// Of each block, row of blocks after row of blocks.
     pub(crate) values: Vec<f32>,
-    /// Rows and inputs of a block; of the last ones there may be fewer.
+    /// Rows and inputs of a block; the last blocks may be smaller.
     pub(crate) block: [usize; 2],
     /// Blocks of a row.
     pub(crate) n_blocks: usize,
 }
 
 impl Fp8Scales {
-    /// The scales of row `row`; none behind the last row.
+    /// The scales of row `row`; empty behind the last row.
     pub(crate) fn of_row(&self, row: usize) -> &[f32] {
         self.values
             .get(row / self.block[0] * self.n_blocks..)
@@ -134,8 +134,8 @@ pub(crate) enum BlockRows<'a> {
     Super(MatrixRows<'a, KBlock>),
     /// Blocks of MXFP4.
     Mx(MatrixRows<'a, MxBlock>),
-    /// Integers in runs of 32, of which `n_runs` share scale and zero point: 1, 2 or 4. `order` has the matrix's input
-    /// of each place in a row, unless inputs are in their own order.
+    /// Integers in runs of 32, where `n_runs` (1, 2 or 4) runs share scale and zero point. `order` gives the matrix's
+    /// input at each place of a row; `None` if inputs are in order.
     Groups { rows: MatrixRows<'a, GroupRun>, n_runs: usize, order: Option<Vec<u32>> },
     /// 8-bit floats, and their scales.
     Fp8(MatrixRows<'a, u8>, Fp8Scales),

@@ -2,8 +2,7 @@
 
 use burn::{backend::DispatchDevice, tensor::Device};
 
-/// Where tensors are, and whether operations on them are recorded for a backward pass: what decides the body of an
-/// operation.
+/// Where a tensor is, and whether operations on it are recorded for a backward pass. Selects the body of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// Memory of the CPU (Burn's Flex).
@@ -22,7 +21,7 @@ impl Placement {
         Self::of_backend(device.as_dispatch())
     }
 
-    /// The same, of Burn's own name of a device.
+    /// The placement for Burn's own device type.
     pub(in crate::ops) fn of_backend(device: &DispatchDevice) -> Self {
         match device {
             DispatchDevice::Autodiff(recording) => match is_gpu(recording) {

@@ -1,4 +1,4 @@
-//! What recurrent layers compute on: rows of sequences, each with a state, and the shapes of the operations.
+//! Inputs of recurrent layers: rows of sequences, each with a state, and the shapes of the operations.
 
 use std::{iter::StepBy, ops::Range, sync::Arc};
 
@@ -12,7 +12,7 @@ pub(in crate::ops) const STATE_COLUMNS: usize = 32;
 pub(crate) struct RecurrentSpan {
     /// Which rows of the step.
     pub(crate) rows: Range<usize>,
-    /// Whether the first of them is the first of its sequence: the state before it is then zero, and not read.
+    /// Whether the span starts its sequence: the state before it is then zero, and not read.
     pub(crate) is_first: bool,
     /// The slot of the pool in which the sequence's state is kept. Without one, the state is forgotten behind the last row.
     pub(crate) slot: Option<usize>,
@@ -60,7 +60,7 @@ impl RecurrentRows {
         Self { spans: Arc::new(spans), n_rows }
     }
 
-    /// The spans, in the order of their rows, which are all rows.
+    /// The spans, in the order of their rows; together they have all rows.
     pub(crate) fn spans(&self) -> &[RecurrentSpan] {
         &self.spans
     }
@@ -145,7 +145,7 @@ impl RecurrentHeads {
     }
 }
 
-/// How a state follows from the one before, a matrix `[k_dim, v_dim]` for each value head.
+/// How the state, a matrix `[k_dim, v_dim]` per value head, follows from the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum RecurrentRule {
     /// The gated delta rule: what the key already recalls is subtracted from the value. Queries and keys are normalized.
@@ -155,7 +155,7 @@ pub(in crate::ops) enum RecurrentRule {
     StateSpace,
 }
 
-/// A recurrence over rows that are laid out as its rule says.
+/// A recurrence over rows, laid out as its rule says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) struct Recurrence {
     pub(in crate::ops) rule: RecurrentRule,
@@ -197,7 +197,7 @@ impl Recurrence {
         }
     }
 
-    /// What a query is multiplied by.
+    /// Factor of the queries.
     pub(in crate::ops) fn scale(&self) -> f32 {
         match self.rule {
             RecurrentRule::GatedDelta => 1.0 / (self.heads.k_dim as f32).sqrt(),

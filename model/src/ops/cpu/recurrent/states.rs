@@ -23,7 +23,7 @@ impl<'a> States<'a> {
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees that parts are disjoint")]
     pub(super) unsafe fn part(&self, slot: usize, start: usize, len: usize) -> &mut [f32] {
         let first = slot * self.slot_len + self.first + start;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.pool.part(first..first + len) }
     }
 }

@@ -24,7 +24,7 @@ use crate::ops::{
     types::{TrainingOp, document_ends},
 };
 
-/// Number of queries whose probabilities exist at the same time.
+/// Number of queries whose probabilities are in memory at the same time.
 pub const QUERIES: usize = 64;
 
 /// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
@@ -400,7 +400,7 @@ impl Piece<'_> {
 
 /// How to compute the probabilities of one row.
 pub(super) struct RowOptions {
-    /// The keys of the block that the row sees; with a slope the last is its own.
+    /// The visible keys of the block; with ALiBi slopes, the last one is the row's own key.
     seen: Range<usize>,
     cap: Option<f32>,
     slope: f32,
@@ -456,8 +456,8 @@ for_each_isa!(backward_row(
     output_and_gradient: [&[f32]; 2]
 ) = backward_row_body);
 
-/// Replaces scores in `probs` by probabilities, and their gradients in `of_probs` by those of the scores: `p (dp -
-/// sum(p dp))`, where the sum is the product of the row's output and its gradient.
+/// Replaces scores in `probs` by probabilities, and their gradients in `of_probs` by the gradients of the scores: `p
+/// (dp - sum(p dp))`, where the sum is the product of the row's output and its gradient.
 #[inline(always)]
 fn backward_row_body<const FUSED: bool>(
     probs: &mut [f32],

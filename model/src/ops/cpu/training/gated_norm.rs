@@ -71,8 +71,8 @@ for_each_isa!(backward_group(
     of_weight: &mut [f32]
 ) = backward_group_body);
 
-/// With the gate `s = silu(z)`, and `n = h r` the normalized values of `h`, which is `x` or `x s`: the gradient of `h` is
-/// `r (d - n mean(d n))`, where `d` is that of `n`.
+/// With the gate `s = silu(z)`, and `n = h r` the normalized values of `h`, which is `x` or `x s`: the gradient of `h`
+/// is `r (d - n mean(d n))`, where `d` is the gradient of `n`.
 #[inline(always)]
 fn backward_group_body<const FUSED: bool>(
     [x, z, gradient]: [&[f32]; 3],

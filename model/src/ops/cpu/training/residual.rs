@@ -55,7 +55,7 @@ impl TrainingOp<FlexTensor> for AddUpdate {
     }
 }
 
-/// Its output is its input: it gives a tensor a node of its own in the graph.
+/// Returns its input: gives a tensor its own node in the autodiff graph.
 #[derive(Debug)]
 pub(in crate::ops) struct Pass;
 
@@ -127,7 +127,7 @@ fn add(left: &mut [f32], right: &[f32]) {
     });
 }
 
-/// `n_values` factors: 0 for what is dropped, else 1 divided by the share that is kept.
+/// `n_values` factors: 0 for dropped values, else 1 divided by the share that is kept.
 pub(in crate::ops) fn dropout_factors(n_values: usize, dropout: Dropout) -> Vec<f32> {
     scaled_values(n_values, None, None, 1.0, Some(dropout))
 }

@@ -32,7 +32,7 @@ pub(in crate::ops) struct Convolve {
 struct Scratch {
     /// Transposed weights and biases, `[kernel + 1, n]`.
     weights: Vec<f32>,
-    /// Gradients of these for a few rows, and of all.
+    /// Gradients of the weights and biases, for a few rows and for all.
     of_few: Vec<f32>,
     of_all: Vec<f32>,
     /// The gradient of a row's sum.
@@ -102,7 +102,7 @@ impl TrainingOp<FlexTensor> for Convolve {
     }
 }
 
-/// Some channels of all rows.
+/// A range of channels, for all rows.
 struct Block<'a> {
     conv: &'a Conv<'a>,
     x: &'a [f32],

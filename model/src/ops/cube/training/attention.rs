@@ -1,5 +1,5 @@
 //! Causal attention that keeps the logarithm of each row's sum instead of its probabilities
-//! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1): those of one layer at a time exist.
+//! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). The probabilities of only one layer exist at a time.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_cubecl::{
@@ -128,7 +128,7 @@ impl RopeAttend {
         let rows = empty(&q, [n_rows, width]);
         let angles = self.angles.as_ref().unwrap_or(&q).clone();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of the rows, and reads that value and the one that it is rotated with.
+        // SAFETY: a lane has one value of the rows, and reads that value and its partner in the rotation.
         unsafe {
             join_heads::launch_unchecked(
                 &rows.client,
@@ -167,7 +167,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; absent operands are not read.
+        // SAFETY: a workgroup has a row of scores of its own; missing operands are not read.
         unsafe {
             softmax_rows::launch_unchecked(
                 &scores.client,
@@ -194,7 +194,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; absent operands are not read.
+        // SAFETY: a workgroup has a row of scores of its own; missing operands are not read.
         unsafe {
             softmax_rows_back::launch_unchecked(
                 &scores.client,
@@ -358,7 +358,7 @@ fn join_heads(
     }
 }
 
-/// The first key that the query of `row` sees; the last is its own.
+/// The first key that the query of `row` sees; the last one is the row's own.
 #[cube]
 fn first_key(
     row: usize,

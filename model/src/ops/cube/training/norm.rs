@@ -23,7 +23,7 @@ use crate::{
 
 /// Lanes of a part, at least.
 const FEWEST: usize = 32;
-/// Sums of the gradients of a weight, at most; they are added at the end.
+/// Maximum number of partial sums of a weight's gradient; they are added at the end.
 const SUMS: usize = 256;
 
 /// The parts of a matrix that are normalized by themselves, with one weight: `n` in all, `per_row` in each row, side by
@@ -43,8 +43,8 @@ impl NormedParts {
         self.width.next_power_of_two().clamp(FEWEST, LANES)
     }
 
-    /// Puts the gradients of these parts of `x` into `of_x`. Returns those of the weight and of a bias, `[width]` each, if
-    /// `wanted`.
+    /// Writes the gradients of these parts of `x` to `of_x`. Returns the gradients of the weight and of a bias,
+    /// `[width]` each, if `wanted`.
     fn backward(
         self,
         [x, weight, gradient, of_x]: [&CubeTensor; 4],

@@ -64,12 +64,12 @@ pub(super) struct Rounded {
     weight_factors: Vec<f32>,
 }
 
-/// What a query's numbers are multiplied by.
+/// Scale and sum of a quantized query.
 #[derive(Clone, Copy, Default)]
 struct QueryFactor {
     /// The query's scale; also times the factor of [`scale_in_queries`], if there is one.
     factor: f32,
-    /// The sum of its numbers.
+    /// Sum of the query's quantized values.
     sum: i32,
 }
 
@@ -129,8 +129,8 @@ fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
     QueryFactor { factor: scale, sum: sums.into_iter().sum() }
 }
 
-/// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of [`CHUNK_TILES`]
-/// tiles; only as many of them matter as there are scores.
+/// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of
+/// [`CHUNK_TILES`] tiles; those beyond the scores are ignored.
 ///
 /// # Safety
 /// The machine has the instructions of `D`.
@@ -148,7 +148,7 @@ unsafe fn round_weights<D: Dot, const FUSED: bool>(
     assert!(scores.len() == CHUNK && weights.len() == CHUNK && weight_factors.len() == CHUNK_TILES);
     for tile in (0..n_scores / LANES).step_by(TOGETHER) {
         let at = tile * LANES;
-        // SAFETY: the caller's; a tile has 16 weights, and as many factors.
+        // SAFETY: guaranteed by the caller; a tile has 16 weights, and as many factors.
         let factors = unsafe {
             let scales = scales[tile..].first_chunk().unwrap_or_else(|| unreachable!("a multiple of `TOGETHER`"));
             D::round_weights(scores.as_ptr().add(at), scales, weights.as_mut_ptr().add(at))

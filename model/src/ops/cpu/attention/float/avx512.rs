@@ -26,7 +26,7 @@ pub(super) unsafe fn attend<E: FloatElement>(
     pools: &Pools<'_, E>,
     outputs: &Outputs<'_>,
 ) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     unsafe { attention::attend::<Avx512<E>>(queries, task, pools, outputs) };
 }
 
@@ -46,7 +46,7 @@ impl<E: FloatElement> Kernels for Avx512<E> {
         pools: &Pools<'_, E>,
         buffers: &mut Buffers,
     ) {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         unsafe { tiled::attend_chunk::<Self, E>(queries, tiles, task, pools, buffers) };
     }
 }
@@ -140,7 +140,7 @@ unsafe fn score_part<E: FloatElement, const N: usize, const T: usize, const WAIT
     // Checks the slices' lengths once.
     let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), task.kv_head));
     let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
-    // Prefetched meanwhile; at the end, the last tile again.
+    // Prefetched meanwhile; past the end, the last tile again.
     let last = task.last_tile();
     let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), task.kv_head));
     let value_blocks: [&[E]; T] =
