@@ -16,7 +16,7 @@ pub struct MaskedLmHead {
 }
 
 impl GptConfig {
-    /// The architecture of BERT without a head: GPT-1's blocks, whose positions see each other both ways, behind a norm.
+    /// The architecture of BERT without a head: GPT-1's blocks, bidirectional, after a norm of the embedding.
     pub fn bert(sizes: Sizes) -> Self {
         Self {
             norm_position: NormPosition::Post,

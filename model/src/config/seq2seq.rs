@@ -1,16 +1,16 @@
-//! What encoder-decoders have: an encoder, and positions as distances.
+//! Fields of encoder-decoders: an encoder, and relative positions.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Activation, GptConfig, NormPosition, Positions, Sizes, validate::require};
 use crate::error::Result;
 
-/// Distances between a query and a key that have a number of their own: short ones each, longer ones in ranges that grow
-/// ([T5](https://arxiv.org/abs/1910.10683), 2.1).
+/// Relative position buckets: short distances between a query and a key have a bucket each, longer ones share buckets
+/// of growing ranges ([T5](https://arxiv.org/abs/1910.10683), 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeBuckets {
-    /// Number of buckets. In a model that looks both ways, half of them are for each direction.
+    /// Number of buckets. In a bidirectional model, each direction has half of them.
     pub n_buckets: usize,
     /// All distances from here on have the last bucket.
     pub max_distance: usize,

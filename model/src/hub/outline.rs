@@ -1,4 +1,4 @@
-//! What can be known of a model before it is downloaded: its configuration, and the sizes of its files.
+//! Describes a model before it is downloaded: its configuration, and the sizes of its files.
 
 use std::{
     fs::{self, File},
@@ -36,8 +36,8 @@ pub struct Sizes {
 }
 
 impl Outline {
-    /// A model dir or GGUF file from which the configuration can be read. If the model is not in the cache, it has no weights:
-    /// the dir has no such files, and the values of the GGUF file are zeros.
+    /// A model dir or GGUF file from which the configuration can be read. If the model is not in the cache, there are
+    /// no weights: the dir has no weight files, and the values of the GGUF file are zeros.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -49,7 +49,8 @@ impl Outline {
 }
 
 impl HubModel {
-    /// Downloads only what describes the model, and keeps none of it. A model in the cache is used from there.
+    /// Downloads only the files that describe the model, and does not keep them. A model in the cache is used from
+    /// there.
     ///
     /// # Errors
     /// As [`pull`](Self::pull).

@@ -54,7 +54,7 @@ pub struct EncodeOptions {
 }
 
 impl EncodeOptions {
-    /// Nothing is added or parsed: for text written by a user, or training documents.
+    /// No special tokens are added or parsed: for text written by a user, or training documents.
     pub const TEXT: Self = Self { add_special_tokens: false, parse_special_tokens: false };
     /// Special tokens are added, and parsed in the text: for whole prompts, as in `transformers`.
     pub const PROMPT: Self = Self { add_special_tokens: true, parse_special_tokens: true };
@@ -69,7 +69,7 @@ pub struct DecodeOptions {
     pub skip_special_tokens: bool,
 }
 
-/// A token with a role, such as the beginning of a document or the end of an answer.
+/// A token with a role, such as beginning of document or end of answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialToken {
     /// Its id.
@@ -90,7 +90,7 @@ pub struct Tokenizer {
 
 struct Inner {
     library: tokenizers::Tokenizer,
-    /// What cuts texts into pieces in place of the library's model, which then only numbers them.
+    /// Splits texts into tokens in place of the library's model, which then only maps tokens to ids.
     cutter: Option<ModelWrapper>,
     /// The added tokens, configured to leave special tokens in the text as text.
     text_vocabulary: AddedVocabulary,
@@ -137,8 +137,8 @@ impl Tokenizer {
         Self { longest_word: n_bytes, ..self }
     }
 
-    /// The tokenizer for a model with a vocabulary of `vocab_size`. If it has further tokens, such as one for pictures, texts
-    /// with such a token cannot be encoded.
+    /// The tokenizer for a model with a vocabulary of `vocab_size`. If the tokenizer has more tokens, such as one for
+    /// images, texts with such a token cannot be encoded.
     #[must_use]
     pub fn for_vocabulary(self, vocab_size: usize) -> Self {
         Self { n_known: vocab_size, ..self }
@@ -162,14 +162,14 @@ impl Tokenizer {
         self.finish(text, options, |text| Ok(added.extract_and_normalize(library.get_normalizer(), text)))
     }
 
-    /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
-    /// are parsed first, then the marks are removed.
+    /// Encodes a rendered chat in which `mark` splits the special-token strings that must stay text. Special tokens are
+    /// parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
         guarded(|| self.finish(text, options, |text| self.read_marked(text, mark)))
     }
 
-    /// The tokens of [`encode_marked`](Self::encode_marked), each with its bytes in `text`: none if it was added by the
-    /// post-processor. A token that is a part of a character has all bytes of the character.
+    /// The tokens of [`encode_marked`](Self::encode_marked), each with its byte range in `text`; `None` if the
+    /// post-processor added it. A token that is a part of a character has all bytes of the character.
     pub(crate) fn locate_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Located> {
         guarded(|| self.locate_unguarded(text, mark, options))
     }
@@ -264,7 +264,7 @@ impl Tokenizer {
         self.inner.pieces.bytes(id).to_vec()
     }
 
-    /// The most bytes of a text of `n_tokens`. `None` if that is not known, because the tokenizer may drop characters or
+    /// Maximum number of bytes of a text of `n_tokens`. `None` if unknown, because the tokenizer may drop characters or
     /// turn any number of them into one token.
     pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
         let Inner { library, pieces, model_unk, may_go_on, .. } = &*self.inner;
@@ -274,7 +274,7 @@ impl Tokenizer {
             return None;
         }
         let longest = (0..pieces.len() as TokenId).map(|id| pieces.bytes(id).len()).max()?;
-        // NFC is the only normalizer with which `may_go_on` is true. At most it shortens a text to a third; the factor
+        // NFC is the only normalizer with which `may_go_on` is true. It shortens a text at most to a third; the factor
         // leaves a margin.
         let factor = if library.get_normalizer().is_some() { 4 } else { 1 };
         n_tokens.checked_mul(longest)?.checked_mul(factor)
@@ -286,14 +286,14 @@ impl Tokenizer {
         ids.iter().map(bytes_of).sum()
     }
 
-    /// The first id, of those that both have, whose tokens differ.
+    /// The first id, among the ids that both tokenizers have, whose tokens differ.
     pub fn first_difference(&self, other: &Tokenizer) -> Option<TokenId> {
         let n_ids = self.vocab_size().min(other.vocab_size()) as TokenId;
         (0..n_ids).find(|&id| self.inner.pieces.bytes(id) != other.inner.pieces.bytes(id))
     }
 
-    /// The largest id plus 1, including added tokens, but none that the model [does not have](Self::for_vocabulary): the
-    /// minimum `vocab_size` of a model.
+    /// The largest id plus 1, including added tokens, except tokens that the model [does not
+    /// have](Self::for_vocabulary): the minimum `vocab_size` of a model.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len().min(self.n_known)
     }
@@ -368,7 +368,7 @@ impl Tokenizer {
             let mut bounds: Vec<usize> = iter::once(start).chain(cuts).chain([end]).collect();
             bounds.dedup();
             if bounds.len() == 2 {
-                // A single character that is itself the special token: it has no other spelling.
+                // The special token is a single character: it cannot be split.
                 return Err(EncodeFailure::Character(first));
             }
             parts.extend(bounds.windows(2).rev().map(|bounds| (bounds[0], bounds[1])));
@@ -397,7 +397,7 @@ impl Tokenizer {
         })
     }
 
-    /// What cuts texts into tokens.
+    /// The model that splits texts into tokens.
     fn model(&self) -> &ModelWrapper {
         self.inner.cutter.as_ref().unwrap_or(self.inner.library.get_model())
     }
@@ -409,8 +409,8 @@ impl Tokenizer {
         Token { id: number.unwrap_or_default(), value, offsets: token.offsets }
     }
 
-    /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which stands
-    /// for a single byte, may be marked as special too; it is allowed.)
+    /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which
+    /// represents a single byte, may also be marked as special; it is allowed.)
     fn is_injected(&self, token: &Token, text: &str) -> bool {
         self.is_special(token.id)
             && self.inner.model_unk != Some(token.id)

@@ -10,13 +10,13 @@ use crate::{TokenId, config::GptConfig, decode::sampling::SamplingParams, error:
 /// The end-of-sequence tokens, here and in `config.json`.
 pub(super) const EOS: &str = "eos_token_id";
 
-/// `params` with one parameter from a value of the file. `None` if it is no number.
+/// Sets one parameter of `params` from a value of the file. `None` if the value is not a number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
 
 const PARAMS: [(&str, Set); 10] = [
     ("temperature", |params, value| Some(SamplingParams { temperature: value.as_f64()? as f32, ..params })),
     ("top_k", |params, value| {
-        // Some files say -1 for none.
+        // Some files use -1 for none.
         let none = value.as_i64() == Some(-1);
         let top_k = if none { 0 } else { usize::try_from(value.as_u64()?).ok()? };
         Some(SamplingParams { top_k, ..params })
@@ -87,8 +87,8 @@ pub(super) fn warn_of_keys_not_read((path, json): &(PathBuf, Map<String, Value>)
     }
 }
 
-/// The tokens with which the decoder of an encoder-decoder begins, as `generate` of transformers has it: each of the first of the
-/// `files` that names it. None for other models.
+/// The tokens with which the decoder of an encoder-decoder begins, as in `generate` of transformers: each from the
+/// first of the `files` that has it. Empty for other models.
 ///
 /// # Errors
 /// [`Error::File`](crate::Error::File) if no file has `decoder_start_token_id`, or an id is outside the vocabulary.

@@ -1,4 +1,4 @@
-//! The limits of `llguidance` in plain words: its own messages name its settings and parts.
+//! Explains the limits of `llguidance`: its own messages name its settings and parts.
 
 use llguidance::api::ParserLimits;
 

@@ -11,15 +11,15 @@ use crate::{
 
 /// Steps of one shape that run before the next is captured. Capturing takes as long as three steps.
 const RUNS_BEFORE: u32 = 2;
-/// Shapes that are kept; beyond this, the least recently used is dropped. Each graph keeps the memory of its step.
+/// Maximum number of graphs; beyond this, the least recently used is dropped. Each graph keeps the memory of its step.
 const MAX_SHAPES: usize = 32;
 /// Failed captures after which no more are tried.
 const MAX_FAILURES: u32 = 3;
 /// Most rows of a captured step. More rows run longer than their launch takes, and products of many rows use memory that would
 /// have to be reserved beforehand.
 const MAX_ROWS: usize = 127;
-/// Most rows of a captured step whose graph includes the logits. For more rows, the logits would take much memory, and
-/// launching their kernels takes a small share of the time.
+/// Maximum number of rows of a captured step whose graph includes the logits. For more rows, the logits would take much
+/// memory, and launching their kernels takes a small share of the time.
 const MAX_LOGIT_ROWS: usize = 8;
 
 /// The captured steps of one model and one cache, by shape.
@@ -64,8 +64,8 @@ impl StepGraphs {
         self.shapes.values().filter(|shape| shape.step.is_some()).count()
     }
 
-    /// Replays the step of `pass` and `ids`, or captures it if steps of its shape have occurred often enough. `None` if the
-    /// caller is to run it.
+    /// Replays the step of `pass` and `ids`, or captures it if steps of its shape have occurred often enough. `None` if
+    /// the caller must run it.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if the device fails.
@@ -122,7 +122,7 @@ impl StepGraphs {
         self.shape(sizes).step = Some(step);
     }
 
-    /// Drops all steps and the counts of their shapes.
+    /// Drops all graphs and the counts of their shapes.
     fn forget(&mut self) {
         self.shapes.clear();
     }
@@ -181,7 +181,7 @@ impl StepGraph {
     }
 }
 
-/// Whether the graph of a step includes the logits of its rows.
+/// Whether the graph of a step includes the logits.
 fn makes_logits(n_rows: usize) -> bool {
     n_rows <= MAX_LOGIT_ROWS
 }
@@ -232,8 +232,8 @@ mod tests {
         RUNS_TO_SABOTAGE.set(n.saturating_sub(1));
         if n == 1 {
             let more = Tensor::<2>::ones([3000, 1001], device) * 2.0;
-            // Read back so that it is executed during the capture: operations whose results are dropped are not. The
-            // read may fail.
+            // Read back so that it is executed during the capture: operations whose results are dropped are not
+            // executed. The read may fail.
             let _ = more.try_into_data();
         }
     }

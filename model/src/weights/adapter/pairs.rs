@@ -27,7 +27,7 @@ impl StoredPair<'_, '_> {
     }
 }
 
-/// Reads pairs. The pairs of one matrix follow each other in the order of its rows.
+/// Reads pairs. The pairs of one matrix must be consecutive, in the order of its rows.
 ///
 /// # Errors
 /// A tensor has another shape, or values that are not finite.

@@ -128,7 +128,7 @@ pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// DeepSeek's groups; one group is none. A group's worth is the sum of its two best scores.
+/// DeepSeek's groups; one group means no groups. A group's score is the sum of its two best scores.
 pub(super) const GROUPS: ConfigRow = groups::<1, 1>();
 
 /// The same where files may leave out these numbers.
@@ -165,7 +165,7 @@ pub(super) const fn shared_experts(key: &'static str, absent: usize) -> ConfigRo
     }
 }
 
-/// The number of experts, how many of them are active, and how wide one is.
+/// The number of experts, the number of active ones, and the width of one.
 pub(super) const fn expert_sizes<const COUNT: usize, const ACTIVE: usize, const WIDTH: usize>(
     count: &'static [&'static str],
 ) -> [ConfigRow; 3] {
@@ -193,7 +193,7 @@ pub(super) const N_EXPERTS: &[&str] = &["num_experts", "num_local_experts"];
 pub(super) const N_LOCAL: &[&str] = &["num_local_experts", "num_experts"];
 pub(super) const N_ROUTED: &[&str] = &["n_routed_experts", "num_local_experts"];
 
-/// The sizes of experts as wide as the key for the MLP says, which no layer has.
+/// Sizes of experts whose width is the key for the MLP; no layer has an MLP.
 pub(super) const fn wide_experts<const COUNT: usize, const ACTIVE: usize>(
     count: &'static [&'static str],
 ) -> [ConfigRow; 3] {
@@ -225,7 +225,8 @@ pub(super) const AFMOE_ROTATION: ConfigRow = ConfigRow::Custom {
 
 const EVERY: &str = "global_attn_every_n_layers";
 
-/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
+/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, if
+/// all are equal.
 pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
     keys: &["num_experts", "moe_topk"],
     read: |fields, config| {

@@ -1,9 +1,9 @@
 //! The table of architectures: how each Hugging Face class describes [`GptConfig`] and names its parameters.
 //!
-//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration that the
-//! class always has, which keys of its `config.json` set which of our fields, which keys may have one value only, and which of
-//! its tensors make up which of our parameters. The rows are in `table/`, by family, lists that several classes share in `row_groups`;
-//! CONTRIBUTING.md adds one step by step.
+//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration
+//! that the class always has, the keys of its `config.json` for each of Hearth's fields, the keys that may have one
+//! value only, and the tensors for each of Hearth's parameters. The rows are in `table/`, by family, lists that several
+//! classes share in `row_groups`; CONTRIBUTING.md adds one step by step.
 
 pub(super) mod bases;
 pub(super) mod config_rows;
@@ -75,8 +75,8 @@ impl Architecture {
         Ok(config)
     }
 
-    /// To `config.json`, if the class can express `config`: what is written is read back and compared. Dropout may
-    /// differ: serving has no use for it, and most classes have no field for it.
+    /// Writes `config.json`, if the class can express `config`: the result is read back and compared. Dropout may
+    /// differ: serving does not use it, and most classes have no field for it.
     pub(super) fn write(&self, config: &GptConfig) -> Option<Map<String, Value>> {
         let written = self.write_rows(config);
         let read = self.read(&Fields::new(&written, std::path::Path::new("config.json"))).ok()?;
@@ -127,8 +127,8 @@ pub fn known_architectures() -> Vec<&'static str> {
     architectures().map(|architecture| architecture.class).chain([OWN_CLASS]).collect()
 }
 
-/// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are
-/// checked unless the class's own rows read them.
+/// Keys that would change the computation in any class or fork that knows them, with the value that has no effect. They
+/// are checked unless the class's own rows read them.
 const NEUTRAL: &[(&str, Fixed)] = &[
     ("is_encoder_decoder", Fixed::Flag(false)),
     ("add_cross_attention", Fixed::Flag(false)),

@@ -30,7 +30,7 @@ pub(super) const QWEN_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
 
 const INTERVAL: &str = "full_attention_interval";
 
-/// The kinds of the layers are listed, or the numbers of those that attend. Without a list, all attend.
+/// A list of the types of the layers, or of the indices of the attention layers. Without a list, all layers attend.
 pub(super) const LFM2_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, ATTENTION_LAYERS],
     read: |fields, config| {

@@ -259,7 +259,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    /// The items of a list, which must be `expected`: those that `read` takes.
+    /// The items of a list, all of which `read` must accept; `expected` describes them in the error.
     fn list<T>(&self, key: &str, expected: &str, read: fn(Value<'a>) -> Option<T>) -> Result<Option<Vec<T>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let items = if let Value::Array(array) = value { array.scalars() } else { None };

@@ -177,7 +177,7 @@ pub(super) const QWEN3_NEXT: Gguf = Gguf {
     params: &[DELTA_NAMES, PREDICTION, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
-/// Files of models whose layers all have experts may state no width of the MLP.
+/// Files of models whose layers all have experts may omit the width of the MLP.
 const MIXTURE_ROWS: &[&[ConfigRow]] = &[
     &[
         size(&["context_length"], |c| &mut c.max_seq_len),

@@ -46,7 +46,7 @@ pub(super) struct Levels<'a> {
     /// Values that share a size, which go on from row to row.
     pub(super) block: usize,
     pub(super) sizes: Vec<f32>,
-    /// What the values are rounded to.
+    /// The dtype to which the values are rounded.
     pub(super) dtype: Dtype,
 }
 

@@ -16,7 +16,7 @@ use crate::{
     weights::tensor_table::{StoredTensor, TensorTable, ValueKind},
 };
 
-/// Endings of tensors beside packed matrices that are for activations or for other programs.
+/// Suffixes of tensors that accompany packed matrices but are for activations or for other programs.
 const UNUSED: [&str; 7] = [
     ".input_scale",
     ".output_scale",
@@ -28,7 +28,7 @@ const UNUSED: [&str; 7] = [
 ];
 /// How the name of the tensor ends that has bitsandbytes' parameters of a matrix.
 const QUANT_STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
-/// What bitsandbytes multiplies products of bytes and scales by: `1 / 127`.
+/// The factor of bitsandbytes for products of bytes and scales: `1 / 127`.
 const BYTE_FACTOR: f32 = 7.874_016e-3;
 
 /// Takes the tensors of packed matrices out of `table`. Modules that are not quantized keep their tensors.
@@ -71,7 +71,7 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
 struct Parts<'t, 'a> {
     table: &'t mut TensorTable<'a>,
     name: &'t str,
-    /// Bytes of those that were taken.
+    /// Bytes of the tensors taken so far.
     n_bytes: usize,
 }
 
@@ -197,7 +197,7 @@ impl<'a> Parts<'_, 'a> {
                     [rows, columns] if rows > 0 && columns > 0 => [rows, columns],
                     _ => return Err(scales.error(format!("has shape {:?}; it must be [rows, blocks]", scales.shape))),
                 };
-                // Blocks are of 128, or of all; the last one may be smaller.
+                // Blocks have 128 values, or all; the last one may be smaller.
                 let size = |n: usize, n_blocks: usize| {
                     if n_blocks == 1 { n } else { n.div_ceil(n_blocks).next_power_of_two() }
                 };
@@ -306,7 +306,7 @@ fn groups(tensor: &StoredTensor<'_>, d_in: usize, n_groups: usize, index: Option
     if let Some(index) = index {
         let words = Words::of(index, &[d_in])?;
         let of_input: Vec<u32> = words.iter().collect();
-        // Where nothing was reordered, some files have -1 for each input.
+        // If nothing was reordered, some files have -1 for each input.
         if !of_input.iter().all(|&group| group == u32::MAX) {
             require(
                 index,

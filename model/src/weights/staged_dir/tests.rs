@@ -321,7 +321,7 @@ fn model_dir_replaced_during_a_read_is_read_again() {
         staged.commit().unwrap();
     };
     write(0);
-    // Twice, so that the second folder may be in the first one's place on the disk.
+    // Twice: the second folder may reuse the first one's inode.
     let mut n_reads = 0;
     let read = read_whole(&dir, || {
         n_reads += 1;
@@ -352,7 +352,7 @@ fn saving_keeps_files_that_are_not_part_of_the_model() {
     std::os::unix::fs::symlink(README, dir.join("link.md")).unwrap();
     for number in [1, 0, 1] {
         save(&dir, number).unwrap();
-        // A file that is open stays the one in the folder.
+        // An open file stays the one in the folder.
         writeln!(metrics, "{number}").unwrap();
     }
     let mut expected = models[1].clone();

@@ -1,4 +1,4 @@
-//! Sets of JSON values of one type, and what two of them have in common.
+//! Sets of JSON values of one type, and their intersections.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use super::pattern::Pattern;
 /// A schema, by its index in the reader.
 pub(super) type NodeId = usize;
 
-/// What a value must satisfy.
+/// A condition on a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Atom {
     /// A schema.
@@ -20,7 +20,7 @@ pub(super) enum Atom {
     Not(Goal),
 }
 
-/// All of these. Without any, every value is allowed.
+/// A conjunction of conditions. An empty one allows every value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Goal(pub(super) Vec<Atom>);
 
@@ -86,7 +86,7 @@ pub(super) struct Numbers {
 pub(super) struct Texts {
     /// Only these.
     pub(super) only: Option<Vec<Rc<str>>>,
-    /// None of these.
+    /// Excludes these.
     pub(super) except: Vec<Rc<str>>,
     pub(super) min_length: u64,
     pub(super) max_length: Option<u64>,
@@ -99,7 +99,7 @@ pub(super) struct Arrays {
     pub(super) layers: Vec<Items>,
     pub(super) min: u64,
     pub(super) max: Option<u64>,
-    /// The schema that wants the items to be different.
+    /// The schema with `uniqueItems`.
     pub(super) unique: Option<NodeId>,
     pub(super) contains: Vec<Contains>,
 }
@@ -115,7 +115,7 @@ pub(super) struct Items {
 /// How many items satisfy a goal.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contains {
-    /// The schema that says so.
+    /// The schema with `contains`.
     pub(super) node: NodeId,
     pub(super) goal: Goal,
     pub(super) min: u64,
@@ -131,7 +131,7 @@ pub(super) struct Objects {
     /// The schema with `minProperties`.
     pub(super) min_node: NodeId,
     pub(super) max: Option<u64>,
-    /// What names must satisfy.
+    /// The goal for names of members.
     pub(super) names: Goal,
 }
 
@@ -160,7 +160,7 @@ pub(super) fn anything() -> Vec<Values> {
 }
 
 impl Values {
-    /// The values that are in both sets. `None` if it is clear that there are none.
+    /// The intersection of both sets. `None` if it is certain to be empty.
     pub(super) fn and(&self, other: &Self) -> Option<Self> {
         match (self, other) {
             (Self::Null, Self::Null) => Some(Self::Null),
@@ -394,7 +394,7 @@ impl Arrays {
         self.layers.iter().map(|layer| layer.first.len()).max().unwrap_or_default()
     }
 
-    /// The goal of the items after those.
+    /// The goal of the remaining items.
     pub(super) fn rest(&self) -> Goal {
         let goals = self.layers.iter().filter_map(|layer| layer.rest.as_ref());
         goals.fold(Goal::default(), |all, goal| all.and(goal))

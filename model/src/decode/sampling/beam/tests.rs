@@ -96,7 +96,7 @@ fn beam_search_wider_than_all_answers_ranks_them_exhaustively() {
     }
 }
 
-/// The definition, written down naively: all continuations of all beams, sorted.
+/// A naive reference: sorts all continuations of all beams.
 fn naive(width: usize, max_tokens: usize, stop: &[TokenId]) -> Vec<Vec<TokenId>> {
     let (mut beams, mut finished) = (vec![(Vec::new(), 0.0)], Vec::new());
     for n_tokens in 1..=max_tokens {

@@ -10,7 +10,7 @@ use super::Message;
 const LEN: usize = 9;
 const CHARACTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The messages with short ids: [`LEN`] letters and digits. `None` if their ids are short, or there are none.
+/// The messages with short ids: [`LEN`] letters and digits. `None` if their ids are short already, or there are none.
 ///
 /// Equal ids stay equal, so results match their calls, and different ids stay different. A new id is a hash of the old
 /// one, so it is the same when more messages follow.

@@ -233,7 +233,7 @@ pub(super) fn strip_tags(call: &Call<'_>) -> Result {
     Ok(unescaped(&words.join(" "))?.into())
 }
 
-/// The text without what is between `open` and `close`, and these.
+/// Removes everything between `open` and `close`, including these.
 fn without(text: &str, open: &str, close: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(start) = rest.find(open) {

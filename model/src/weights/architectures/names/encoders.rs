@@ -189,7 +189,7 @@ pub(in super::super) const NOMIC_BERT: &[&[NameRow]] = &[&[
     same("blocks.{}.mlp_norm.bias", "layers.{}.post_mlp_layernorm.bias"),
 ]];
 
-/// The head for masked tokens, whose names have no prefix.
+/// The masked-LM head, whose names have no prefix.
 const BERT_HEAD: &[NameRow] = &[
     same("mlm_head.dense.weight", "cls.predictions.transform.dense.weight"),
     same("mlm_head.dense.bias", "cls.predictions.transform.dense.bias"),

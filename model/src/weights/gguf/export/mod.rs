@@ -1,8 +1,8 @@
 //! Writes a model as a GGUF file that llama.cpp opens: weights, configuration, tokenizer, chat templates and sampling
 //! defaults.
 //!
-//! What is written is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is refused
-//! and not changed.
+//! The metadata is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is
+//! rejected, not changed.
 
 pub(super) mod metadata;
 mod tokenizer;
@@ -128,7 +128,7 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
             unreachable!("`param_specs` lists every parameter of the model: `{path}`")
         };
         let parts: Vec<TensorPart> = names.parts(spec, config, &|_| false);
-        // The norm behind a gated delta net has no offset.
+        // The norm after a gated delta net has no offset.
         let norm =
             path.strip_suffix(".weight").filter(|part| part.ends_with("norm") && !part.ends_with(".recurrent.norm"));
         let offset = norm.map_or(0.0, |part| gpt.config().norm_options(part).1);

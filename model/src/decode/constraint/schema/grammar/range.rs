@@ -11,7 +11,7 @@ const TOO_LONG: usize = 31;
 
 const DIGITS: &str = "[0-9]*";
 const NOT_ZERO: &str = "[0-9]*[1-9][0-9]*";
-/// A fraction, or none.
+/// An optional fraction.
 const FRACTION: &str = r"(?:\.[0-9]+)?";
 
 /// The bounds of numbers of one sign, as regular expressions that all must match.
@@ -112,7 +112,7 @@ impl Magnitude {
     }
 }
 
-/// Each digit with those before it and the number of those after it.
+/// Each digit with the text before it and the number of digits after it.
 fn digits(text: &str) -> impl Iterator<Item = (&str, char, usize)> {
     text.char_indices().map(|(at, digit)| (&text[..at], digit, text.len() - at - 1))
 }
