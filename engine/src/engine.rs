@@ -1,4 +1,4 @@
-//! The engine on a thread of its own, and the handle to it.
+//! The engine on its own thread, and the handle to it.
 
 use std::{
     fmt,
@@ -68,8 +68,7 @@ impl Engine {
     ///
     /// `load` runs on that thread because a device's streams belong to the thread that uses them.
     ///
-    /// # Errors
-    /// Those of `load`, invalid limits, or a thread that cannot be started.
+    /// # Errors The errors of `load`, invalid limits, or a thread that cannot be started.
     pub fn start<Load, Loaded>(
         load: Load,
         options: EngineOptions,
@@ -185,8 +184,8 @@ impl Engine {
         self.stats.lock().state.clone()
     }
 
-    /// What of the engine's work has made no progress for the longest time, such as a step, and that time. `None` if
-    /// there is no work.
+    /// The kind of the engine's work that has made no progress for the longest time, such as a step, and that time.
+    /// `None` if there is no work.
     pub fn slowest_work(&self) -> Option<(&'static str, Duration)> {
         self.work_clock.slowest()
     }

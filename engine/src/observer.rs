@@ -1,4 +1,4 @@
-//! What the engine reports about its work, such as for metrics.
+//! What the engine reports about its work, for example to metrics.
 
 use std::{fmt::Debug, time::Duration};
 

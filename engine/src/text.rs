@@ -11,8 +11,8 @@ use crate::request::StopText;
 
 /// Finds stop strings in text that arrives in pieces.
 ///
-/// Holds back the longest suffix that is the beginning of a stop string, so at most one character less than the longest
-/// stop string.
+/// Holds back the longest suffix that is the beginning of a stop string, so it holds at most one character less than
+/// the longest stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop_strings: Arc<[String]>,
