@@ -68,7 +68,8 @@ impl Engine {
     ///
     /// `load` runs on that thread because a device's streams belong to the thread that uses them.
     ///
-    /// # Errors The errors of `load`, invalid limits, or a thread that cannot be started.
+    /// # Errors
+    /// The errors of `load`, invalid limits, or a thread that cannot be started.
     pub fn start<Load, Loaded>(
         load: Load,
         options: EngineOptions,

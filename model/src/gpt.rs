@@ -218,7 +218,8 @@ impl Gpt {
     /// A model whose parameters come from `read`, one at a time. Matrices are stored in `dtype`, except those that
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
-    /// # Errors [`Error::Config`](crate::error::Error::Config) when `config` is invalid, and whatever `read` reports.
+    /// # Errors
+    /// [`Error::Config`](crate::error::Error::Config) when `config` is invalid, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,

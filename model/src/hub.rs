@@ -398,9 +398,9 @@ impl Hub {
     /// Downloads `file` of `snapshot` unless it is in the cache, and returns its path there. `progress` is called with
     /// the number of bytes downloaded so far.
     ///
-    /// # Errors The download fails, the contents do not have the stated checksum, the disk is full or cannot be
-    /// written; or, offline, the file was not downloaded before. The downloaded part is kept, and the next call
-    /// continues there.
+    /// # Errors
+    /// The download fails, the contents do not have the stated checksum, the disk is full or cannot be written; or,
+    /// offline, the file was not downloaded before. The downloaded part is kept, and the next call continues there.
     pub fn fetch(&self, snapshot: &Snapshot, file: &HubFile, progress: &mut dyn FnMut(u64)) -> Result<PathBuf> {
         let cache = RepoCache::new(&self.cache, &snapshot.repo);
         if let Some(path) = cache.find(&snapshot.commit, file)? {

@@ -94,7 +94,8 @@ impl GrammarError {
 
 /// Checks that a schema can be enforced as a whole.
 ///
-/// # Errors The schema is invalid, has a keyword that cannot be enforced, or exceeds a limit; with the location.
+/// # Errors
+/// The schema is invalid, has a keyword that cannot be enforced, or exceeds a limit; with the location.
 pub fn check_enforceable(schema: &Value) -> Result<(), GrammarError> {
     schema::check(schema)?;
     on_a_deep_stack(|| schema::written(schema).map(drop))

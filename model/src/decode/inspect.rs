@@ -85,8 +85,9 @@ impl Inspector {
     /// Runs the model over `token_ids` at once, without a cache. Calls `goes_on` between parts of the work, and stops
     /// if that returns false.
     ///
-    /// # Errors [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for
-    /// layers or heads that the model does not have; [`Error::Execution`] if the device fails, or the work was stopped.
+    /// # Errors
+    /// [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for layers
+    /// or heads that the model does not have; [`Error::Execution`] if the device fails, or the work was stopped.
     pub fn inspect(
         &self,
         token_ids: &[TokenId],

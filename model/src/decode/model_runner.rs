@@ -99,9 +99,10 @@ impl ModelRunner {
 
     /// Appends tokens to sequences: `token_ids` has the tokens of all `parts`, one part after the other, at least one token.
     ///
-    /// # Errors [`Error::Param`] if `parts` have another number of tokens, an id is outside the vocabulary, or a
-    /// sequence gets longer than the model's learned positions; [`Error::Execution`] if there are too few free pages,
-    /// or the device fails.
+    /// # Errors
+    /// [`Error::Param`] if `parts` have another number of tokens, an id is outside the vocabulary, or a sequence gets
+    /// longer than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device
+    /// fails.
     pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<StepOutput> {
         let Self { graphs, gpt, cache } = self;
         check(gpt.config(), token_ids, parts)?;

@@ -16,7 +16,8 @@ use crate::{
 /// [`Error::Logits`] if the result is not a number, as the model's logits are invalid then; [`Error::Execution`] if the device
 /// fails.
 ///
-/// # Panics If the number of targets is not the number of rows, or a target is outside the vocabulary.
+/// # Panics
+/// If the number of targets is not the number of rows, or a target is outside the vocabulary.
 pub fn target_logprobs(logits: Tensor<2>, targets: &[TokenId]) -> Result<Vec<f32>> {
     let [n_rows, vocab_size] = logits.dims();
     assert_eq!(n_rows, targets.len(), "rows, and targets");

@@ -9,7 +9,8 @@ use serde_json::Value;
 /// The value of the JSON `text`. Numbers that are not finite become the strings `NaN`, `Infinity` and `-Infinity`: an
 /// error only where a number is read.
 ///
-/// # Errors `text` is not valid JSON in this sense, or does not describe a `T`.
+/// # Errors
+/// `text` is not valid JSON in this sense, or does not describe a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     // Nearly all files are plain JSON.
     let error = match serde_json::from_slice(text) {

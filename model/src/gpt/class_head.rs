@@ -161,7 +161,8 @@ fn wrong(what: &str) -> Error {
 /// The vectors of texts, `[n_texts, d_model]`, by `pooling`: text `n` has the first `lens[n]` of `seq_len` rows of
 /// `hidden [n_texts * seq_len, d_model]`. [`Pooling::Tokens`] keeps all rows.
 ///
-/// # Panics Unless `hidden` has `n_texts * seq_len` rows, and each text has at least one.
+/// # Panics
+/// Unless `hidden` has `n_texts * seq_len` rows, and each text has at least one.
 pub fn pooled(hidden: Tensor<2>, (lens, seq_len): (&[usize], usize), pooling: Pooling) -> Tensor<2> {
     let ([n_rows, d_model], device) = (hidden.dims(), hidden.device());
     assert_eq!(n_rows, lens.len() * seq_len, "rows of all texts");

@@ -63,7 +63,8 @@ impl<'a> AttentionContext<'a> {
     /// The same context for the decoder of an encoder-decoder: `encoded [batch * source_len, d_model]` is the encoder's
     /// output for the sequences' sources, all of the same length.
     ///
-    /// # Panics If the context is a step over a cache, which has the sources already.
+    /// # Panics
+    /// If the context is a step over a cache, which has the sources already.
     #[must_use]
     pub fn with_source(mut self, encoded: Tensor<2>) -> Self {
         let Self::Dense(dense) = &mut self else { unreachable!("sources of a step are in its cache") };

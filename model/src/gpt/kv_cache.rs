@@ -191,7 +191,8 @@ impl KvCache {
     ///
     /// The step's rows are the parts' rows, one part after the other.
     ///
-    /// # Errors [`OutOfPages`], with the number needed and the number free.
+    /// # Errors
+    /// [`OutOfPages`], with the number needed and the number free.
     ///
     /// # Panics
     /// If a table belongs to another cache: its pages are not in these pools.

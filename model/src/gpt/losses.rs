@@ -13,7 +13,8 @@ impl Gpt {
     /// Cross entropy in nats, `[1]`, of `hidden [n_rows, d_model]` and the ids that follow, `[n_rows]`: the mean over
     /// the rows, or the weighted sum if the targets have weights.
     ///
-    /// # Panics When the number of targets or weights is not the number of rows.
+    /// # Panics
+    /// When the number of targets or weights is not the number of rows.
     pub fn loss(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Tensor<1> {
         self.losses(hidden, targets, 0.0).objective
     }
@@ -48,7 +49,8 @@ impl Gpt {
     /// nats: the sum over the rows, weighted by `shares`, `[1]`. Both are `[n_rows, d_model]`; `former` is without
     /// autodiff.
     ///
-    /// # Panics When the number of shares is not the number of rows.
+    /// # Panics
+    /// When the number of shares is not the number of rows.
     pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
         let [hidden, former] = [hidden, former].map(|hidden| self.output_input(hidden));
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
@@ -60,7 +62,8 @@ impl Gpt {
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     ///
-    /// # Panics When the number of targets is not the number of rows.
+    /// # Panics
+    /// When the number of targets is not the number of rows.
     pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
         let Targets { ids, weights } = targets.into();
         let targets = (read_ids(ids)?, weights);

@@ -72,7 +72,8 @@ impl PredictionHead {
 
     /// A head of `gpt` with random weights, as [`Gpt::init`] makes them.
     ///
-    /// # Errors The model's architecture cannot have a prediction head.
+    /// # Errors
+    /// The model's architecture cannot have a prediction head.
     pub fn init(gpt: &Gpt, seed: u64) -> Result<Self> {
         // The numbers of its tensors follow those of the model.
         let mut tensor = param_specs(&gpt.config).len() as u32;

@@ -86,7 +86,8 @@ impl Gpt {
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     ///
-    /// # Panics When the number of flags is not the number of rows.
+    /// # Panics
+    /// When the number of flags is not the number of rows.
     pub fn router_losses(
         &self,
         logits: &RouterLogits,

@@ -84,8 +84,9 @@ impl HubModel {
 
     /// Downloads the files of the model that the cache lacks, at the newest commit of its revision.
     ///
-    /// # Errors The hub does not have the model, denies it or does not answer; the repository has no model, or several
-    /// and the name does not say which; the disk is full; or, offline, it was not downloaded before.
+    /// # Errors
+    /// The hub does not have the model, denies it or does not answer; the repository has no model, or several and the
+    /// name does not say which; the disk is full; or, offline, it was not downloaded before.
     pub fn pull(&self, hub: &Hub, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PulledModel> {
         let snapshot = hub.snapshot(&self.repo)?;
         let files = self.choose(&snapshot, part).map_err(|NoModel { mut what, mut hint }| {

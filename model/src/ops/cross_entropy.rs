@@ -37,7 +37,8 @@ pub struct Targets {
 ///
 /// It takes hidden states and not logits, so that the body for training never holds the logits of a batch at once.
 ///
-/// # Panics When the number of weights is not the number of rows.
+/// # Panics
+/// When the number of weights is not the number of rows.
 pub(crate) fn linear_cross_entropy(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),

@@ -8,7 +8,8 @@ use super::{Placement, Weight, cpu, linear, records_gradients, soft_cap, trainin
 /// the predictions from `former` and `p` those from `hidden`, both `[n_rows, d_model]`; `former` is a tensor without
 /// autodiff. Rows with share 0 are skipped.
 ///
-/// # Panics When the number of shares is not the number of rows.
+/// # Panics
+/// When the number of shares is not the number of rows.
 pub(crate) fn linear_divergence(
     hidden: Tensor<2>,
     former: Tensor<2>,

@@ -15,7 +15,8 @@ thread_local! {
 /// Calls a library that may panic on unexpected input. The panic message is returned, not printed. A panic must not
 /// leave anything that `run` uses half changed.
 ///
-/// # Errors The message, if `run` panicked.
+/// # Errors
+/// The message, if `run` panicked.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

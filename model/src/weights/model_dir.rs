@@ -106,7 +106,8 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
 
 /// The model that the adapter in `dir` updates.
 ///
-/// # Errors [`Error::File`] if its configuration names no model on this machine.
+/// # Errors
+/// [`Error::File`] if its configuration names no model on this machine.
 pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
     Adapter::base_dir(dir)?.ok_or_else(|| {
         Error::file(dir, "is an adapter, and the model that it updates is not on this machine")
@@ -351,7 +352,8 @@ pub fn prediction_head_bytes(dir: &Path) -> Result<u64> {
 
 /// Whether `path` exists.
 ///
-/// # Errors `path` cannot be checked, or is a dangling link.
+/// # Errors
+/// `path` cannot be checked, or is a dangling link.
 fn is_there(path: &Path) -> Result<bool> {
     match (path.try_exists(), fs::read_link(path)) {
         (Ok(false), Ok(target)) => {

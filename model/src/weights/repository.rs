@@ -56,8 +56,8 @@ pub struct NoModel {
 /// The files of the model in a repository. `choice` is the path or the quantization of a GGUF file; without it, the
 /// repository must have a model dir or a single GGUF file. `name` is the repository's in messages.
 ///
-/// # Errors There is no model, or several and no choice, or none that matches the choice. The message lists the
-/// available ones.
+/// # Errors
+/// There is no model, or several and no choice, or none that matches the choice. The message lists the available ones.
 pub fn choose(name: &str, files: &[RepositoryFile<'_>], choice: Option<&str>) -> Result<ModelFiles, NoModel> {
     let ggufs = gguf_models(files);
     let Some(choice) = choice else {

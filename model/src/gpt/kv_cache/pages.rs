@@ -138,7 +138,8 @@ impl PagePool {
 
     /// Checks that all of these tables can grow.
     ///
-    /// # Errors [`OutOfPages`], with the missing unit.
+    /// # Errors
+    /// [`OutOfPages`], with the missing unit.
     pub(super) fn require_room(&self, growth: &[(&PageTable, usize)]) -> Result<(), OutOfPages> {
         let (needed, free) = (self.pages_needed(growth.iter().copied()), self.n_free());
         if needed > free {

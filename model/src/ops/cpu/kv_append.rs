@@ -141,7 +141,8 @@ unsafe fn append_to_block<E: KvElement>(
 
 /// Stores a token's scale among `scales`, the scales of its page and head.
 ///
-/// # Safety No other thread reads or writes that token's scale meanwhile.
+/// # Safety
+/// No other thread reads or writes that token's scale meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize>, token: usize, scale: f32) {
     let first = scales.start + token * E::SCALE_LEN;

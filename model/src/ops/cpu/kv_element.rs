@@ -49,14 +49,16 @@ pub(in crate::ops) trait FloatElement: KvElement {
 
     /// Loads 16 elements as f32.
     ///
-    /// # Safety `numbers` points to 16 elements.
+    /// # Safety
+    /// `numbers` points to 16 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
 
     /// Loads 8 elements as f32.
     ///
-    /// # Safety `numbers` points to 8 elements.
+    /// # Safety
+    /// `numbers` points to 8 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256;

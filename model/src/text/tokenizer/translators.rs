@@ -55,7 +55,8 @@ pub(super) enum Side {
 /// The tokenizer in `dir` for texts of a side, if it has the files of such a tokenizer. `config` are the contents of
 /// the file `config_path`.
 ///
-/// # Errors A file is missing or broken, or has a separate vocabulary for each language.
+/// # Errors
+/// A file is missing or broken, or has a separate vocabulary for each language.
 pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, &Path)) -> Result<Option<Translator>> {
     let found = [SOURCE_PIECES_FILE, BPE_PIECES_FILE].into_iter().find(|name| dir.join(name).is_file());
     let Some(name) = found else { return Ok(None) };

@@ -199,7 +199,8 @@ impl AdapterConfig {
 
     /// The scale of the update of `module`, whose pair has the rank `rank`.
     ///
-    /// # Errors [`Error::Param`] if the scale does not fit an f32.
+    /// # Errors
+    /// [`Error::Param`] if the scale does not fit an f32.
     pub(super) fn scale_of(&self, module: &str, rank: usize) -> Result<f32> {
         let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
         let rank = rank as f64;

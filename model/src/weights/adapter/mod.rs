@@ -155,8 +155,9 @@ fn unique<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
 impl Adapter {
     /// A new adapter without effect: as in PEFT, `B` is 0 and `A` uniform within `1 / sqrt(d_in)`.
     ///
-    /// # Errors [`Error::Param`] if the targets, or one of their names, match no module of the model, or if the model
-    /// lacks one of the layers.
+    /// # Errors
+    /// [`Error::Param`] if the targets, or one of their names, match no module of the model, or if the model lacks one
+    /// of the layers.
     pub fn new(model: AdapterModel<'_>, config: AdapterConfig, seed: u64) -> Result<Self> {
         let n_layers = model.config.n_layers;
         if let Some(layer) = config.layers.iter().flatten().find(|layer| **layer >= n_layers) {

@@ -81,9 +81,10 @@ pub struct Imported {
 
 /// Reads the checkpoint at `path`, a file or the folder that holds it. Its code is never executed.
 ///
-/// # Errors [`Error::Io`] and [`Error::File`] with the file that is missing, broken or of no known program, and where
-/// in it; [`Error::Tensor`] with the tensor that is missing, surplus, broken or of another shape; [`Error::Config`]
-/// with an invalid size.
+/// # Errors
+/// [`Error::Io`] and [`Error::File`] with the file that is missing, broken or of no known program, and where in it;
+/// [`Error::Tensor`] with the tensor that is missing, surplus, broken or of another shape; [`Error::Config`] with an
+/// invalid size.
 pub fn load(path: &Path, device: &Device) -> Result<Imported> {
     let path = find(path)?;
     let map = Mmap::open(&path)?;

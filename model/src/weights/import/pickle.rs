@@ -237,7 +237,8 @@ impl<'p, 'a> Item<'p, 'a> {
 
     /// A dict of plain values as JSON.
     ///
-    /// # Errors The key whose value is not plain.
+    /// # Errors
+    /// The key whose value is not plain.
     pub(super) fn to_map(self) -> Result<Map<String, Value>, String> {
         let entries = self.entries().ok_or_else(|| format!("is {}, not a dict", self.kind()))?;
         let plain = |(key, value): (Item<'_, '_>, Item<'_, '_>)| {

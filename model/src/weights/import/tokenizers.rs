@@ -33,7 +33,8 @@ pub struct Encoding {
 /// Reads nanoGPT's `meta.pkl`, which it writes next to character-level data, or nanochat's `tokenizer.pkl`, an
 /// `Encoding` of `tiktoken`. Its code is never executed.
 ///
-/// # Errors [`Error::Io`] when it cannot be read; [`Error::File`] with the unexpected part.
+/// # Errors
+/// [`Error::Io`] when it cannot be read; [`Error::File`] with the unexpected part.
 pub fn read_tokenizer(path: &Path) -> Result<PickledTokenizer> {
     parse_tokenizer(&regular_file::read(path)?).map_err(|what| Error::file(path, what))
 }

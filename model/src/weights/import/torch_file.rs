@@ -38,7 +38,8 @@ pub(super) struct ReadTensor<'a> {
 impl<'a> TorchFile<'a> {
     /// Reads everything except the numbers. `bytes` are the contents of the file at `path`.
     ///
-    /// # Errors [`Error::File`] with the broken or unsupported part, and its position.
+    /// # Errors
+    /// [`Error::File`] with the broken or unsupported part, and its position.
     pub(super) fn read(bytes: &'a [u8], path: &'a Path) -> Result<Self> {
         if bytes.first() == Some(&0x80) {
             return Err(Error::file(path, "is a bare pickle, not an archive of `torch.save`")

@@ -17,7 +17,8 @@ const MAX_DEPTH: usize = 16;
 
 /// Reads the map that the file at `path` holds.
 ///
-/// # Errors [`Error::Io`] when it cannot be read; [`Error::File`] with the unsupported feature, and its line.
+/// # Errors
+/// [`Error::Io`] when it cannot be read; [`Error::File`] with the unsupported feature, and its line.
 pub(super) fn read(path: &Path) -> Result<Map<String, Value>> {
     let bytes = regular_file::read(path)?;
     if bytes.len() > MAX_BYTES {

@@ -2,7 +2,8 @@
 
 /// The pattern of a format. `None` if JSON Schema does not define the format: it then restricts nothing.
 ///
-/// # Errors The format is defined, but cannot be enforced.
+/// # Errors
+/// The format is defined, but cannot be enforced.
 pub(super) fn pattern(format: &str) -> Result<Option<String>, String> {
     let date = date();
     let label = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";

@@ -34,7 +34,8 @@ pub(super) struct Pattern {
 impl Pattern {
     /// Translates a pattern.
     ///
-    /// # Errors The pattern is invalid or not supported; says what.
+    /// # Errors
+    /// The pattern is invalid or not supported; says what.
     pub(super) fn new(source: &str) -> Result<Self, String> {
         let mut parser = Parser::new(source)?;
         let mut pattern = Self::default();

@@ -147,7 +147,8 @@ pub(in crate::ops::cpu) fn normalized_keys(
 
 for_each_register!(run_task(task: &Task<'_>, state: &mut [f32], keys: &mut [f32]) = run_task_body);
 
-/// # Safety As for [`Lanes`].
+/// # Safety
+/// As for [`Lanes`].
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn run_task_body<L: Lanes, const FUSED: bool, const N: usize>(
@@ -212,7 +213,8 @@ struct Rows<'a> {
 
 /// Takes the rows of a chunk through `N` registers of columns of `state [k_dim, STATE_COLUMNS]`, from `column` on.
 ///
-/// # Safety As for [`Lanes`]; the columns are within a block.
+/// # Safety
+/// As for [`Lanes`]; the columns are within a block.
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn step<L: Lanes, const N: usize, const IS_DELTA: bool>(

@@ -125,7 +125,8 @@ struct Gradients<'a> {
 
 for_each_register!(backward(task: &Task<'_>, gradients: &Gradients<'_>, scratch: &mut Scratch) = backward_body);
 
-/// # Safety As for [`Lanes`].
+/// # Safety
+/// As for [`Lanes`].
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
@@ -232,7 +233,8 @@ impl Block<'_> {
     /// Adds the block's part to the gradients of keys, queries and gates, and stores the gradients of its values.
     /// Returns its part of the skip's gradient.
     ///
-    /// # Safety As for [`Lanes`].
+    /// # Safety
+    /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn backward<L: Lanes, const N: usize>(
         &self,

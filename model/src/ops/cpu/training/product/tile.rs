@@ -95,8 +95,9 @@ impl Output {
 
 /// Puts the products of `n_cols` (at most [`PANEL`]) columns into `output`.
 ///
-/// # Safety The rows and columns of the output are valid for writes, and those of `added` for reads. No other thread
-/// writes them.
+/// # Safety
+/// The rows and columns of the output are valid for writes, and those of `added` for reads. No other thread writes
+/// them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     // SAFETY: guaranteed by the caller.
