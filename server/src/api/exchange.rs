@@ -4,10 +4,10 @@
 //! - `prompt`: one prompt; `conversation`: messages to a prompt, by the model's chat template
 //! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
 //! - `reply`: submits a conversation, with its tools; `submission`: counts and logs the engine's events
-//! - `stream`: sends their text as server-sent events or as one answer; `chunk`: common parts of answers; `items`: the
-//!   parts of an answer; `thoughts`: thoughts as opaque strings
-//! - `vectors`, `text_use` and `late`: vectors of texts, what they are for, and those of tokens; `vector_errors`: errors in the
-//!   shapes of other programs
+//! - `stream`: sends the events' text as server-sent events or as one answer; `chunk`: common parts of answers;
+//!   `items`: the parts of an answer; `thoughts`: thoughts as opaque strings
+//! - `vectors`, `text_use` and `late`: vectors of texts, their uses, and vectors of tokens; `vector_errors`: errors in
+//!   the shapes of other programs
 
 pub(crate) mod adapters;
 pub(crate) mod beams;

@@ -1,6 +1,6 @@
 //! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers
-//! ([`schema`](super::wire::schema)), those of responses from their types (schemars), and descriptions of parameters from the
-//! reference page, `docs/parameters.md`.
+//! ([`schema`](super::wire::schema)), the schemas of responses from their types (schemars), and descriptions of
+//! parameters from the reference page, `docs/parameters.md`.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! `hearth bench`: measures the speed of a model, beside the limits of the machine.
+//! `hearth bench`: measures the speed of a model, next to the limits of the machine.
 
 use std::{
     collections::BTreeSet,
@@ -314,7 +314,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     })
 }
 
-/// Decodes `batch` sequences, which take `adapters` by turns, if there are any.
+/// Decodes `batch` sequences, which take turns with `adapters`, if there are any.
 fn decode(
     gpt: &Gpt,
     kv_dtype: KvDtype,
@@ -342,7 +342,7 @@ fn decode(
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // Repeats the last step, whose shape has been captured, to count the launches that are not in graphs.
+    // Repeats the last step, whose shape has been captured, to count the launches outside of graphs.
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
@@ -373,8 +373,8 @@ fn decode(
     })
 }
 
-/// One forward pass up to the logits of each sequence's last row, reading back what the most likely token needs.
-/// Returns the number of bytes read back.
+/// One forward pass up to the logits of each sequence's last row, reading back the data for choosing the most likely
+/// token. Returns the number of bytes read back.
 fn step(
     runner: &mut ModelRunner,
     (tables, adapters): (&mut [PageTable], &[Arc<LoadedAdapter>]),
@@ -401,7 +401,7 @@ fn step(
     Ok(hearth_model::decode::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }
 
-/// `n` arbitrary tokens; which ones does not affect the speed.
+/// `n` arbitrary tokens; the choice does not affect the speed.
 fn token_ids(gpt: &Gpt, seed: usize, n: usize) -> Vec<TokenId> {
     let vocab_size = gpt.config().vocab_size;
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % vocab_size) as TokenId).collect()

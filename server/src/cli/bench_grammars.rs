@@ -1,4 +1,4 @@
-//! `hearth bench --grammars`: the cost of structured output, beside the model's steps.
+//! `hearth bench --grammars`: the cost of structured output, next to the model's steps.
 
 use std::{
     collections::BTreeSet,

@@ -1,4 +1,4 @@
-//! `hearth doctor`: shows the machine's hardware, the device that a model would use, and what a model would take on it.
+//! `hearth doctor`: shows the machine's hardware, the device that a model would use, and a model's needs on it.
 
 mod model;
 

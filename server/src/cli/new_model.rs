@@ -70,7 +70,7 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
             }
         });
         let partial = lock(&partial);
-        // Tried again if it fails: files may still be created meanwhile.
+        // Retried if it fails: files may still be created meanwhile.
         for _ in 0..100 {
             let remove = |path: &PathBuf| StagedDir::remove_unfinished(path).is_ok() || fs::remove_file(path).is_ok();
             if partial.as_ref().is_none_or(remove) {

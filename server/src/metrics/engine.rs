@@ -1,5 +1,5 @@
-//! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
-//! and the threads of the pool.
+//! Metrics of the engine. They are measured in the engine, on the inference thread and the threads of the pool, not
+//! from the data sent to clients.
 
 use std::{
     fmt::Write,
@@ -66,7 +66,7 @@ pub struct Snapshot {
 pub struct EngineMetrics {
     registry: Registry,
     stats: watch::Receiver<EngineStats>,
-    /// Until the engine ends, so that whoever awaits a change learns that there will be none.
+    /// Dropped when the engine ends, so that whoever awaits a change learns that there will be none.
     stats_sender: Mutex<Option<watch::Sender<EngineStats>>>,
     running: IntGauge,
     waiting: IntGauge,
@@ -229,7 +229,7 @@ impl EngineMetrics {
         self.stats.clone()
     }
 
-    /// Reports what serves: the device's name, and the dtype of most weights.
+    /// Records the device's name, and the dtype of most weights.
     pub fn serves(&self, device: &str, dtype: &str) {
         self.build.with_label_values(&[env!("CARGO_PKG_VERSION"), device, dtype]).set(1);
     }
@@ -329,7 +329,7 @@ impl Observer for EngineMetrics {
             self.time_per_output_token.observe(decoding.as_secs_f64() / (n_tokens - 1) as f64);
         }
         self.request_generation_tokens.observe(n_tokens as f64);
-        // Embeddings generate nothing.
+        // Embeddings generate no tokens.
         if max_tokens > 0 {
             self.params_max_tokens.observe(max_tokens as f64);
         }

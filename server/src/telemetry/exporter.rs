@@ -67,7 +67,7 @@ pub enum ExportError {
     Certificate {
         /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: pem::Error,
     },
     /// The system has no thread for the exporter.

@@ -37,7 +37,7 @@ pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>
     Ok(Json(Health { status: "ok" }))
 }
 
-/// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference goes on.
+/// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference makes progress.
 pub(crate) async fn ready(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
     state.working_engine()?;
     check_progress(&state)?;

@@ -74,7 +74,7 @@ pub(crate) struct GenerateParams {
     /// Whether to report token ids (`return_token_ids`).
     pub(crate) returns_token_ids: bool,
     model: Option<String>,
-    /// Number of candidates per prompt, of which the best `n` are returned.
+    /// Number of candidates per prompt; the best `n` are returned.
     best_of: usize,
     strategy: Strategy,
     structure: Option<Arc<Structure>>,
@@ -314,12 +314,12 @@ impl GenerateParams {
         }
     }
 
-    /// A prompt, truncated if the request asks for it. That of an encoder-decoder becomes its source; the answer then begins with
-    /// the model's own tokens.
+    /// A prompt, truncated if the request asks for it. For an encoder-decoder, the prompt becomes the source, and the
+    /// answer begins with the model's start tokens.
     pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
         match model.limits.max_source_len {
             0 => Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len]),
-            // The answer has a context of its own.
+            // The answer has a separate context.
             max_source_len => Prompt::cut(ids, self.truncation, [0, max_source_len]),
         }
     }
@@ -340,7 +340,7 @@ impl GenerateParams {
         self.log.arrived()
     }
 
-    /// The sampling parameters, without those that depend on the tokenizer.
+    /// The sampling parameters, except those that depend on the tokenizer.
     pub(crate) fn sampling_params(&self) -> &SamplingParams {
         self.sampling.params()
     }

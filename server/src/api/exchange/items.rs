@@ -19,7 +19,7 @@ pub(crate) enum Item {
     Call { name: String, arguments: String },
 }
 
-/// What happened to the item with this index.
+/// The change of the item with this index.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     /// It began. Its text, or its arguments, are empty so far.
@@ -104,7 +104,7 @@ impl Items {
         self.end.as_ref()
     }
 
-    /// Adds what a delta has.
+    /// Adds a delta.
     pub(crate) fn push(&mut self, answer: Answer) -> Vec<Change> {
         let Answer { text, logprobs, finish_reason, stop_cause, .. } = answer;
         self.logprobs.extend(logprobs.into_iter().flatten());

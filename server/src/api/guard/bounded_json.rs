@@ -41,7 +41,8 @@ pub(crate) enum BadJson {
     TooManyValues(usize),
 }
 
-/// What is wrong with a JSON text, and where. serde_json has no kinds for these errors: only its message tells them apart.
+/// The error in a JSON text, and its position. serde_json has no error kinds for these: only the message distinguishes
+/// them.
 pub(crate) fn problem(error: &serde_json::Error) -> String {
     let message = error.to_string();
     if let Some(place) = message.strip_prefix("recursion limit exceeded") {

@@ -1,12 +1,12 @@
-//! Tools that another server would run, such as web search. Agents send them unasked, so they are left out of a request,
-//! and the log names each kind once.
+//! Tools that another server would run, such as web search. Agents always send them, so they are removed from the
+//! request instead of rejected, and the log names each type once.
 
 use std::{
     collections::BTreeSet,
     sync::{Mutex, PoisonError},
 };
 
-/// Beginnings of the kinds of such tools, at OpenAI and at Anthropic; some kinds end with a date.
+/// Prefixes of the types of such tools, at OpenAI and at Anthropic; some types end with a date.
 const KINDS: [&str; 20] = [
     "advisor",
     "apply_patch",

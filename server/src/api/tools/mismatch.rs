@@ -1,6 +1,6 @@
-//! Why a text is not read as what is expected.
+//! Why a text does not match the expected text.
 
-/// Why a text does not start with what is expected.
+/// Why a text does not start with the expected text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mismatch {
     /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.

@@ -1,8 +1,8 @@
-//! Reads an answer's text: what the model thinks goes to [`Piece::Reasoning`], the rest to the parser for tool calls, or
-//! to [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
+//! Reads an answer's text: thoughts become [`Piece::Reasoning`]; the rest goes to the parser for tool calls, or becomes
+//! [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
 //!
-//! No text is lost but the marks of thoughts and the white space next to them. A line feed keeps two thoughts apart, and the
-//! texts before and after a thought.
+//! No text is lost except the marks of thoughts and the white space next to them. A line feed keeps two thoughts apart,
+//! and the texts before and after a thought.
 
 use hearth_model::text::chat::thought::{Part, Place, ThoughtForm, ThoughtScan};
 
@@ -44,7 +44,7 @@ pub(crate) struct AnswerReader {
     last: [Option<char>; 2],
     /// Whether a mark may end the answer.
     has_end_marks: bool,
-    /// Whether all of the answer follows a grammar: no thought begins in it.
+    /// Whether the whole answer follows a grammar: no thought begins in it.
     follows_grammar: bool,
 }
 
@@ -85,7 +85,7 @@ impl AnswerReader {
         self.calls.as_ref().map(ToolParser::fresh_id).unwrap_or_default()
     }
 
-    /// Adds text and returns what is complete.
+    /// Adds text and returns the pieces that are complete.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.scan.push(text);
         let mut pieces = Vec::new();

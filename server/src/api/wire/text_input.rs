@@ -54,7 +54,7 @@ impl TextOrIds {
         sources.ok_or_else(|| must_be(name, ALLOWED, value))
     }
 
-    /// Rejects a text that has so many bytes that it cannot fit into the context, before it is tokenized.
+    /// Rejects a text with too many bytes to fit into the context, before it is tokenized.
     pub(crate) fn check_length(&self, name: &'static str, model: &ServedModel) -> Result<(), ApiError> {
         match self {
             Self::Ids(_) => Ok(()),

@@ -30,10 +30,10 @@ pub(super) enum Client {
     There(Remote),
 }
 
-/// What a streamed answer consists of.
+/// A piece of a streamed answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AnswerPiece {
-    /// More of what the model thinks.
+    /// More of the model's thoughts (reasoning).
     Thought(String),
     /// More text.
     Text(String),
@@ -176,7 +176,7 @@ impl Answer {
     }
 }
 
-/// What a line of the stream says.
+/// The meaning of a line of the stream.
 enum Event {
     Pieces(Vec<AnswerPiece>),
     Done,

@@ -75,7 +75,7 @@ impl Remote {
         format!("{}{path}", self.prefix)
     }
 
-    /// Sends a request over a connection of its own, which ends when the response is dropped.
+    /// Sends a request over a separate connection, which ends when the response is dropped.
     pub(super) async fn send(&self, mut request: Request<Body>) -> anyhow::Result<Response<Body>> {
         let headers = request.headers_mut();
         headers.insert(header::HOST, self.authority.clone());

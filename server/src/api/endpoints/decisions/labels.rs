@@ -66,7 +66,7 @@ struct PromptEnd<'a> {
 }
 
 impl<'a> PromptEnd<'a> {
-    /// The text behind the last special token; empty if it is long, or is tokenized in another way on its own.
+    /// The text after the last special token; empty if the text is long, or tokenizes differently on its own.
     fn of(tokenizer: &'a Tokenizer, prompt: &[TokenId]) -> Self {
         let last = &prompt[prompt.len().saturating_sub(N_LAST)..];
         let start = last.iter().rposition(|&id| tokenizer.is_special(id)).map(|at| at + 1);

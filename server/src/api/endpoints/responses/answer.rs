@@ -26,7 +26,7 @@ use crate::{
 pub(super) struct View {
     /// The names of custom tools.
     pub(super) custom: BTreeSet<String>,
-    /// The custom tool whose input the answer's text is.
+    /// The custom tool whose input is the answer's text.
     pub(super) only_input_of: Option<String>,
     /// Whether thoughts have a summary too, which is their text.
     pub(super) has_summaries: bool,
@@ -48,7 +48,7 @@ pub(super) struct Echo {
     pub(super) temperature: f64,
     pub(super) text: Value,
     pub(super) tool_choice: Value,
-    /// Without those that this server does not run.
+    /// The request's tools, except hosted tools that this server does not run.
     pub(super) tools: Vec<Value>,
     pub(super) top_logprobs: usize,
     pub(super) top_p: f64,
@@ -232,7 +232,7 @@ impl View {
         }
     }
 
-    /// The item with this status; while it is in progress, with nothing in it.
+    /// The item with this status; while it is in progress, without contents.
     pub(super) fn item(&self, item: &Item, ids: &Ids, status: Status) -> OutputItem {
         let (id, call_id) = (ids.item.clone(), ids.call.clone());
         let is_whole = status != Status::InProgress;

@@ -13,7 +13,7 @@ use super::GenerateParams;
 use crate::api::{error::ApiError, tools::structured::Structure};
 
 impl GenerateParams {
-    /// The grammar of the whole answers, and that of parts of them, of which there is at most one.
+    /// The grammar of whole answers, and the grammar of parts of answers; at most one of the two is set.
     pub(super) fn grammars(
         &self,
         model: &ServedModel,

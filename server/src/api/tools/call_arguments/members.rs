@@ -22,7 +22,7 @@ const MAX_WRITTEN_DEPTH: usize = 6;
 /// Limits on lists up to this length are held.
 const MAX_COUNT: u64 = 64;
 
-/// Keywords that say nothing of values, or that rules hold.
+/// Keywords that do not restrict values, or that the rules enforce.
 const HELD: [&str; 19] = [
     "type",
     "enum",
