@@ -10,7 +10,7 @@ pub(crate) struct Draw {
 }
 
 impl Draw {
-    /// The choices of text `index` of `seed`. Streams of the same seed have nothing in common.
+    /// Random choices for text `index` of `seed`. Different streams of the same seed are independent.
     pub(crate) fn new(seed: u64, stream: u64, index: u64) -> Draw {
         Draw { key: mix(mix(mix(seed) ^ stream) ^ index), n_drawn: 0 }
     }

@@ -26,8 +26,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A text file, of which paragraphs at equal distances are taken, or JSON lines (`.jsonl`) with `text`, or with `prompt` and
-    /// `human`
+    /// A text file, from which paragraphs at equal distances are taken, or JSON lines (`.jsonl`) with `text`, or with
+    /// `prompt` and `human`
     #[arg(long, value_name = "FILE")]
     prompts: PathBuf,
 

@@ -1,4 +1,4 @@
-//! What is measured of a set of texts: how likely, how alike, how repetitive they are. Texts are lists of token ids.
+//! Statistics of a set of texts: how likely, how similar, how repetitive they are. Texts are lists of token ids.
 
 use std::collections::HashMap;
 
