@@ -66,9 +66,9 @@ pub struct ServerConfig {
     /// one full context; on the CPU at most 25 % of free memory]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
-    /// States that are kept of prompts and answers, for models with recurrent layers (Qwen 3.5, LFM2): a text with the same
-    /// beginning is then computed from the last one of them. The log says how many bytes a state takes [default: as many as fit
-    /// into 1 GiB, on the CPU into an eighth of free memory; at most 256]
+    /// Recurrent states to keep of prompts and answers, for models with recurrent layers (Qwen 3.5, LFM2): a text with
+    /// the same beginning is then computed from the last kept state. The log shows the bytes per state [default: as
+    /// many as fit into 1 GiB, on the CPU into an eighth of free memory; at most 256]
     #[arg(long, env = "HEARTH_KEPT_STATES", value_name = "STATES")]
     pub kept_states: Option<usize>,
     /// Speculative decoding: guess the next tokens and verify them in one step. Answers stay the same and are faster where

@@ -21,8 +21,8 @@ use super::output;
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Also report what this model would take and how fast it may be: a model dir, a GGUF file, or a model of the Hugging Face
-    /// hub by name, of which only the description is downloaded
+    /// Also report the memory use and estimated speed of this model: a model dir, a GGUF file, or a model of the
+    /// Hugging Face hub by name, of which only the description is downloaded
     model: Option<String>,
     /// Report the device that this choice selects
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]

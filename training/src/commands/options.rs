@@ -1,4 +1,4 @@
-//! Options of all commands: settings and device.
+//! Options shared by all commands: settings and device.
 
 use std::path::PathBuf;
 

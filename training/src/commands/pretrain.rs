@@ -144,7 +144,7 @@ fn ends_of(dataset: &Dataset, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     Ok(ids)
 }
 
-/// A split in rows as `data.rows` says. An empty one stays a stream.
+/// A split in rows as set by `data.rows`. An empty split stays a stream.
 fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &TrainConfig) -> Result<RowSource> {
     let tokens = dataset.split(split);
     let packing = match config.data.rows {

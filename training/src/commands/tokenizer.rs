@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = "<|bos|>", require_equals = true)]
     bos: Option<String>,
 
-    /// Token that fills up rows [default: none, and <|pad|> with --chat or without a value]
+    /// Padding token [default: none, and <|pad|> with --chat or without a value]
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = PAD, require_equals = true)]
     pad: Option<String>,
 

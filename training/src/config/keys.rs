@@ -1,4 +1,4 @@
-//! Dotted keys of settings: which there are, their values in a table, and what an unknown one may stand for.
+//! Dotted keys of settings: the known keys, their values in a table, and suggestions for an unknown key.
 
 use anyhow::Result;
 use serde::Deserialize;
@@ -80,7 +80,7 @@ pub(super) fn dotted_keys(table: &Table) -> Vec<String> {
     keys.flatten().collect()
 }
 
-/// What to write instead of an unknown key: the setting of that name in another program, or the nearest known key.
+/// A suggestion for an unknown key: the setting of that name in another program, or the nearest known key.
 pub fn hint_of_unknown(key: &str) -> String {
     hint_of_foreign(key)
         .or_else(|| nearest(key).map(|known| format!("did you mean `{known}`?")))

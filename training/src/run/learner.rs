@@ -107,7 +107,7 @@ impl Learner {
         Learner { routers, ..self }
     }
 
-    /// What it learns.
+    /// The training objective.
     pub fn objective(&self) -> &dyn Objective {
         &*self.objective
     }
@@ -136,7 +136,7 @@ impl Learner {
     /// [`tree_sum`](super::tree_sum)). `None` without micro-batches. Reads nothing back from the device, unless the objective does.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// As [`forward`](Self::forward).
     pub fn gradients(
         &self,
         index: StepIndex,
@@ -169,7 +169,7 @@ impl Learner {
         Ok(ForwardResult { losses, balance, recomputed: pass.into_recomputed() })
     }
 
-    /// The gradients of what [`forward`](Self::forward) gave.
+    /// The gradients of a result of [`forward`](Self::forward).
     pub fn backward(&self, ForwardResult { losses, balance, recomputed }: ForwardResult<'_>) -> LossGradients {
         let taken = |gradients| Gradients::from_backward(&self.gpt, gradients);
         let gradients = match recomputed {

@@ -1,4 +1,4 @@
-//! Decides which steps to skip: those with an invalid loss, or a gradient far larger than recent ones.
+//! Decides which steps to skip: steps with an invalid loss, or a gradient far larger than recent ones.
 
 use std::collections::VecDeque;
 

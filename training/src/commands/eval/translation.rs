@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     data: DataArgs,
 
-    /// The prompt made of a `source`; `{source}` stands for it, `\n` for a line break
+    /// Prompt for a `source`; `{source}` is replaced by it, `\n` by a line break
     #[arg(long, value_name = "TEXT", default_value = "{source}")]
     template: String,
 

@@ -19,7 +19,7 @@ const ANCHORS: [&str; 2] = ["anchor", "query"];
 pub(crate) const POSITIVE: &str = "positive";
 pub(crate) const NEGATIVE: &str = "negative";
 
-/// Members of records that would change what is trained, if they were read.
+/// Members of records that would change the training if they were read.
 const CHANGING: [&str; 6] = ["label", "score", "negatives", "negative_1", "positives", "margin"];
 
 const PAIR_HINT: &str = "a pair has `anchor` (or `query`) and `positive`, and may have `negative`; every positive is right for its \
@@ -30,7 +30,7 @@ pub(crate) fn pair_members() -> Vec<&'static str> {
     ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, SPLIT]).chain(CHANGING).collect()
 }
 
-/// The texts of a record with the names of their members, and what is to be said about it.
+/// The texts of a record with the names of their members, and notes about it.
 pub(crate) type NamedTexts<'a> = (Vec<(&'static str, &'a str)>, Vec<Note>);
 
 /// The texts of a pair: the anchor, its positive, and its negative if
@@ -77,7 +77,7 @@ pub(crate) fn labeled_members() -> Vec<&'static str> {
     TEXTS.into_iter().flatten().copied().chain([LABEL, "labels", SPLIT]).collect()
 }
 
-/// The text or the texts of a record with their label, and what is to be said about it.
+/// The text or the texts of a record with their label, and notes about it.
 pub(crate) fn labeled_of(members: &Map<String, Value>) -> Result<(LabeledRecord<'_>, Vec<Note>), Problem> {
     let has = |name: &str| members.get(name).is_some_and(|value| !value.is_null());
     let there: Vec<&[&'static str]> = TEXTS.into_iter().filter(|layout| layout.iter().any(|name| has(name))).collect();
@@ -124,7 +124,7 @@ fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, Prob
     }
 }
 
-/// What is wrong with the member `name`, if it says that the record is not to train on.
+/// The error if the member `name` marks the record as not for training.
 pub(super) fn wrong_split(name: &str, value: &Value) -> Option<Problem> {
     let split = value.as_str().filter(|_| name == SPLIT)?;
     named_split(split).filter(|split| *split != NamedSplit::Train)?;

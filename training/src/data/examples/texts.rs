@@ -23,7 +23,7 @@ pub struct TextItem {
     pub texts: Vec<Vec<TokenId>>,
     /// Where the second text begins, of a pair of texts with a label that are read together.
     pub second_text: Option<usize>,
-    /// Its label, as it is written; empty if it has none.
+    /// The label as it is written; empty if there is none.
     pub label: String,
     /// File and line, for messages, such as "`data.jsonl`, line 3".
     pub origin: String,
@@ -32,7 +32,7 @@ pub struct TextItem {
 /// Reads pairs for contrastive training: `anchor` (or `query`) and `positive`, and `negative` in all records or in none.
 ///
 /// # Errors
-/// As [`read`](super::read()); and a negative in some records only.
+/// As [`read`](super::read()); or only some records have a negative.
 pub fn read_text_pairs(
     sources: &[Origin],
     tokenizer: &Tokenizer,

@@ -41,13 +41,13 @@ impl SpecialTokens {
         SpecialTokens { eos: Some(END_OF_TEXT.to_owned()), ..SpecialTokens::default() }
     }
 
-    /// Those of RoBERTa: `<s>` before a text, `</s>` behind it, `<pad>` and `<mask>`.
+    /// RoBERTa's special tokens: `<s>` before a text, `</s>` after it, `<pad>` and `<mask>`.
     pub fn of_encoder() -> SpecialTokens {
         let [bos, eos, pad, mask] = ["<s>", "</s>", "<pad>", "<mask>"].map(|token| Some(token.to_owned()));
         SpecialTokens { bos, eos, pad, mask, has_chat: false }
     }
 
-    /// All of them, in the order of their ids.
+    /// All special tokens, in the order of their ids.
     pub fn all(&self) -> impl Iterator<Item = &str> {
         let roles = [&self.eos, &self.bos, &self.pad, &self.mask].into_iter().flatten().map(String::as_str);
         let chat = self.has_chat.then_some([IM_START, IM_END]).into_iter().flatten();
@@ -56,7 +56,7 @@ impl SpecialTokens {
         roles.chain(chat).filter(move |&token| seen.insert(token))
     }
 
-    /// Special tokens without a role of their own in `tokenizer_config.json`.
+    /// Special tokens without a role in `tokenizer_config.json`.
     pub(super) fn additional(&self) -> Vec<&str> {
         if self.has_chat { vec![IM_START, IM_END] } else { Vec::new() }
     }

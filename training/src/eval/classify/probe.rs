@@ -1,6 +1,6 @@
-//! A logistic probe: a linear classifier of embeddings. It is what scikit-learn's
-//! `make_pipeline(StandardScaler(), LogisticRegression(C=c))` fits: L2 on the weights but not on the intercepts, one logit for two
-//! classes and one per class for more.
+//! A logistic probe: a linear classifier of embeddings, equal to the one that scikit-learn's
+//! `make_pipeline(StandardScaler(), LogisticRegression(C=c))` fits: L2 on the weights but not on the intercepts, one
+//! logit for two classes and one per class for more.
 
 use anyhow::{Result, ensure};
 

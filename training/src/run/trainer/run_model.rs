@@ -64,7 +64,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
     }
 }
 
-/// The model that a run with `config` goes on with, on an autodiff device.
+/// The model from which a run with `config` continues, on an autodiff device.
 ///
 /// # Errors
 /// The checkpoint, or the model of its adapter, cannot be opened.
@@ -79,7 +79,7 @@ pub(super) fn model_of_checkpoint(
             Ok((gpt, SavedForm::Adapter(Box::new(saved))))
         }
         _ => {
-            // Of a model with a head for classes, that of the encoder alone.
+            // For a model with a classification head, the class of the encoder alone.
             let class = match config.objective.objective().trains_vectors() {
                 true => encoder_files::load_class_without_head(checkpoint.dir()),
                 false => model_dir::load_class(checkpoint.dir()),
