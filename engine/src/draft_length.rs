@@ -113,7 +113,8 @@ const INITIAL_COST: f64 = 0.1;
 /// Weight of a new step in the average duration of steps without drafts.
 const PLAIN_WEIGHT: f64 = 0.1;
 
-/// The same in the cost of a draft token: steps with drafts are rare if drafting is expensive.
+/// Weight of a new step in the cost of a draft token: larger, since steps with drafts are rare if drafting is
+/// expensive.
 const COST_WEIGHT: f64 = 0.3;
 
 /// Upper limit of a measured cost, so that outliers are forgotten within some hundred steps.

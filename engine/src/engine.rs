@@ -132,7 +132,7 @@ impl Engine {
         self.submit_at(requests, Instant::now())
     }
 
-    /// The same for requests that arrived at `arrived`: deadlines and latencies count from there.
+    /// As [`submit`](Self::submit), for requests that arrived at `arrived`: deadlines and latencies count from there.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).

@@ -38,7 +38,7 @@ pub struct ServedModel {
     pub own_pooling: OwnPooling,
     /// The prompts of an embedding model.
     pub prompts: Prompts,
-    /// Its head for classes, if it has one.
+    /// The classification head, if the model has one.
     pub classifier: Option<Classifier>,
     /// A fingerprint of everything except the weights that affects answers: the version, the architecture, dtypes, the
     /// precision and the device. If it changes, the same seeds may give other answers.

@@ -75,9 +75,9 @@ pub struct EndedAnswer<'a> {
 pub struct PhaseTimes {
     /// From arrival to the first step that computes any of it.
     pub queue: Duration,
-    /// From there to the first token.
+    /// From that step to the first token.
     pub prefill: Duration,
-    /// From there to the end.
+    /// From the first token to the end.
     pub decode: Duration,
 }
 

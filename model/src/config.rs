@@ -1,4 +1,4 @@
-//! The architecture of a model. All supported models are values of [`GptConfig`]; no architecture has code of its own.
+//! The architecture of a model. All supported models are values of [`GptConfig`]; no architecture has separate code.
 
 use serde::{Deserialize, Serialize};
 
@@ -158,7 +158,7 @@ pub struct GptConfig {
     /// 4](https://ai.google.dev/gemma/docs/core/model_card_4), as the fields below).
     #[serde(default)]
     pub full_heads: Option<HeadSizes>,
-    /// Whether values are normalized too, each head by itself and without weights.
+    /// Whether values are normalized too, each head separately and without weights.
     #[serde(default)]
     pub value_norm: bool,
     /// Whether the layers without the window have no projection to values: these are the keys before norm and rotation.
@@ -214,7 +214,7 @@ pub struct GptConfig {
     /// Whether the norm after the embedding has no weight.
     #[serde(default)]
     pub plain_embed_norm: bool,
-    /// The same of the norms of queries and keys.
+    /// Whether the norms of queries and keys have no weights.
     #[serde(default)]
     pub plain_qk_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the norms after attention and after the MLP; `None`: the same as for other norms.
@@ -285,12 +285,12 @@ pub enum NormPosition {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormSpan {
-    /// Each head by itself, with one weight for all heads of a layer (Qwen 3).
+    /// Each head separately, with one weight for all heads of a layer (Qwen 3).
     #[default]
     Head,
     /// All heads of a row together (OLMo 2).
     AllHeads,
-    /// Each head by itself, with a weight for each head of a layer (Cohere's Command R+).
+    /// Each head separately, with a weight for each head of a layer (Cohere's Command R+).
     EachHead,
 }
 
@@ -320,8 +320,8 @@ pub enum Positions {
     Learned,
     /// Fixed sines and cosines added to the embedding (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5).
     Sinusoidal,
-    /// The same with wavelengths that reach exactly 10,000 times the shortest, as in
-    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and for positions that begin with 2, as in
+    /// As [`Sinusoidal`](Self::Sinusoidal), but with a longest wavelength of exactly 10,000 times the shortest, as in
+    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and with positions that start at 2, as in
     /// [fairseq](https://github.com/facebookresearch/fairseq).
     SinusoidalFromTwo,
     /// Rotary: queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).

@@ -72,7 +72,7 @@ modules! {
         pos_embed: Option<Embedding>,
         type_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
-        // Of distances, in all layers.
+        // Relative position bias of all layers.
         relative: Option<Relative>,
         per_layer: Option<PerLayerInputs>,
         encoder: Option<Encoder>,
@@ -82,7 +82,7 @@ modules! {
         lm_head: LmHead,
         // Trains beside the model.
         prediction: Option<PredictionLayer>,
-        // Of an encoder that trains.
+        // Classification head of an encoder that trains.
         classes: Option<ClassHead>,
         ; config: GptConfig,
     }
@@ -131,8 +131,8 @@ modules! {
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three. Some
-        // layers have no values, or queries alone.
+        // Queries, keys and values in one matrix, after gates if there are any: one product instead of three. Some
+        // layers have no values, or only queries.
         qkv: Option<Linear>,
         // In place of that matrix.
         latent: Option<LatentProjections>,
@@ -146,7 +146,7 @@ modules! {
     /// Attention to the rows of an encoder.
     struct CrossAttention {
         q: Linear,
-        // Of the encoder's rows.
+        // Projection of the encoder's rows.
         kv: Linear,
         out: Linear,
     }
@@ -256,7 +256,7 @@ impl Gpt {
         self
     }
 
-    /// The same encoder without its head for masked tokens.
+    /// The same encoder without its masked-LM head.
     #[must_use]
     pub fn without_mlm_head(mut self) -> Self {
         if self.mlm_head.take().is_some() {
@@ -375,7 +375,7 @@ impl Gpt {
             let held_so = matrices.iter().filter(|matrix| matrix.dtype() == dtype);
             held_so.map(|matrix| matrix.dims().iter().product::<usize>()).sum()
         };
-        // Of several, the widest.
+        // If several are equally common, the widest.
         let dtypes = Dtype::every().rev().map(|(_, dtype)| dtype);
         dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }

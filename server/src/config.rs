@@ -82,7 +82,7 @@ pub struct ServerConfig {
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     pub draft_model: Option<ModelSource>,
     /// Dtype of the draft model's weight matrices: `f32`, `f16`, `bf16`, or quantized to `q8`, `q5_1`, `q4_1` or `q4`
-    /// [default: that of `--dtype` or `--quantize`]
+    /// [default: as `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
     /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`,
@@ -292,7 +292,7 @@ impl ServerConfig {
     }
 }
 
-/// Files that a server opens besides its connections: the model's, the devices', and those of the runtime.
+/// Files that a server opens besides its connections: files of the model, the devices and the runtime.
 const OTHER_FILES: u64 = 128;
 
 const MAX_BODY_BYTES: usize = 8 << 20;

@@ -54,7 +54,7 @@ pub enum TlsError {
     /// A certificate is damaged.
     #[error("`--tls-cert` has a certificate that is damaged, or no X.509 certificate")]
     DamagedCertificate,
-    /// They cannot be used for another reason.
+    /// The certificate and the key cannot be used for another reason.
     #[error("`--tls-cert` and `--tls-key` cannot be used: {0}")]
     Config(rustls::Error),
 }

@@ -172,7 +172,7 @@ pub enum Rows {
     /// Whole documents, as many per row as fit; attention does not cross document borders, and positions restart in
     /// each document. Every row is used once per epoch.
     Documents,
-    /// The same without packing: one document in each row.
+    /// As [`Documents`](Self::Documents), without packing: one document per row.
     Unpacked,
 }
 

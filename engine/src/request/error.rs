@@ -188,7 +188,7 @@ pub enum ValidationError {
     NotWithBeams {
         /// The parameter.
         param: &'static str,
-        /// Which search.
+        /// The kind of search.
         kind: BeamKind,
     },
     /// A parameter could exclude all tokens of a constrained answer, or cut it.

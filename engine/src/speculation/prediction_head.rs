@@ -40,7 +40,7 @@ struct HeadState {
 }
 
 impl HeadState {
-    /// The position behind the last row.
+    /// The position after the last row.
     fn end(&self) -> usize {
         self.first + self.table.len()
     }

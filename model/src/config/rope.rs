@@ -29,7 +29,7 @@ impl Rope {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     None,
     /// All by the same factor ([position interpolation](https://arxiv.org/abs/2306.15595)).
     Linear {
@@ -56,7 +56,8 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: usize,
     },
-    /// The same, blended by dimension, with sharper attention ([YaRN](https://arxiv.org/abs/2309.00071)).
+    /// As [`Llama3`](Self::Llama3), but blended by dimension, and with sharper attention
+    /// ([YaRN](https://arxiv.org/abs/2309.00071)).
     Yarn {
         /// At least 1.
         factor: f64,

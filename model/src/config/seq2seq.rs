@@ -17,7 +17,7 @@ pub struct RelativeBuckets {
 }
 
 impl RelativeBuckets {
-    /// The bucket of a key, as seen from a query at `distance` before it (negative: behind it). In f32, as in `transformers`.
+    /// The bucket of a key at `distance` from a query (negative: the key comes earlier). In f32, as in `transformers`.
     pub fn bucket(self, distance: isize, bidirectional: bool) -> usize {
         let n_buckets = if bidirectional { self.n_buckets / 2 } else { self.n_buckets };
         let of_direction = if bidirectional && distance > 0 { n_buckets } else { 0 };
@@ -76,7 +76,7 @@ impl GptConfig {
         self.encoder.is_some()
     }
 
-    /// The same with another dropout probability, of the encoder too.
+    /// The same with another dropout probability, including the encoder's.
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.dropout = dropout;

@@ -82,7 +82,7 @@ pub struct Infill {
 /// Another file, besides the one with the gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherFile {
-    /// Its name.
+    /// The file's name.
     pub name: String,
     /// Its contents.
     pub text: String,
@@ -129,7 +129,7 @@ impl Infill {
         self.prompt_beside(tokenizer, &[], before, behind)
     }
 
-    /// The same, with other files of the repository in front.
+    /// As [`prompt`](Self::prompt), with other files of the repository in front.
     ///
     /// # Errors
     /// [`Error::Tokenizer`](crate::Error::Tokenizer) if a text has a character that is not in the vocabulary.

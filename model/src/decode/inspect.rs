@@ -1,4 +1,4 @@
-//! What a model computes on the way to its predictions: attention maps, which experts are chosen, and what each layer would predict.
+//! Inspects a model's computation: attention maps, the chosen experts, and what each layer would predict.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -47,7 +47,7 @@ pub struct ModelRunner {
 pub struct StepOutput {
     hidden: Tensor<2>,
     logits: Option<Tensor<2>>,
-    /// For each row of the step its place in `hidden`, if the step has rows of sources, which are not there.
+    /// For each row of the step its place in `hidden`, if the step has source rows, which are not in `hidden`.
     places: Option<Vec<Option<usize>>>,
 }
 

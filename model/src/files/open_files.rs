@@ -18,7 +18,7 @@ pub fn raise_limit() -> Option<u64> {
     Some(if is_raised { raised.rlim_cur } else { limit.rlim_cur })
 }
 
-/// The same for systems where Hearth does not change the limit.
+/// Does nothing on systems where Hearth does not change the limit.
 #[cfg(not(target_os = "linux"))]
 pub fn raise_limit() -> Option<u64> {
     None

@@ -72,7 +72,8 @@ impl PartialFile {
         }
     }
 
-    /// Flushes the file to disk, moves it to its place, and flushes the folder, so that it is there after a power failure too.
+    /// Flushes the file to disk, moves it to its place, and flushes the folder, so that the file survives a power
+    /// failure.
     ///
     /// # Errors
     /// The disk is full, or the file cannot be moved.

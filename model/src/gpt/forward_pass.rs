@@ -72,8 +72,8 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// [`with_source`](Self::with_source) for sources of different lengths, `lens [batch]`: in `encoded [batch * source_len, d_model]`,
-    /// the rows behind the tokens of a source are padding.
+    /// [`with_source`](Self::with_source) for sources of different lengths, `lens [batch]`: in `encoded [batch *
+    /// source_len, d_model]`, the rows after the tokens of a source are padding.
     ///
     /// # Panics
     /// As [`with_source`](Self::with_source); unless there is a length for each sequence, from 1 to `source_len`.

@@ -211,7 +211,7 @@ impl KvCache {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
             }
-            // Of the text, behind its source.
+            // Rows of the text, which follow the source.
             let n_new = part.n_new - n_source_rows;
             let start = part.table.len() - n_new - n_before;
             if part.n_new > 0
@@ -281,7 +281,8 @@ impl PagedStep<'_> {
         &self.second_texts
     }
 
-    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, with sinks if there are any.
+    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, optionally
+    /// with sinks.
     pub(crate) fn attend(
         &mut self,
         layer: usize,

@@ -86,7 +86,7 @@ impl MatrixUpdate {
 /// one.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// Of the model's linear layers, in their order.
+    /// The updates of the model's linear layers, in their order.
     matrices: Vec<Option<LoraMatrix>>,
 }
 

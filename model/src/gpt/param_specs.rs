@@ -269,7 +269,7 @@ fn scale_spec() -> PartSpec {
     PartSpec { path: "scale".into(), kind: PartKind::Scale, layer: None, width: 1, params }
 }
 
-/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before it and behind it. The MLP may have attention's.
+/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before and after it. The MLP may share attention's.
 fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
     let norm = |place| PartSpec::norm(config, &format!("{sublayer}_{place}"), config.d_model, config.norm_bias);
     let has_own = sublayer == "attn" || !config.shared_norm;
@@ -471,7 +471,7 @@ pub(crate) fn linear_specs(config: &GptConfig) -> impl Iterator<Item = PartSpec>
     part_specs(config).into_iter().filter(|part| part.kind == PartKind::Linear)
 }
 
-/// In the paths of experts that a router chooses.
+/// Path component of routed experts.
 pub const ROUTED: &str = ".experts.routed.";
 
 /// The linear layers of the blocks, with the dimensions `[d_out, d_in]` of their matrices, in the order of the model.

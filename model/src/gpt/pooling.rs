@@ -44,13 +44,13 @@ pub enum OwnPooling {
     /// The files do not state it.
     #[default]
     Unstated,
-    /// In this way.
+    /// With this pooling.
     As(Pooling),
-    /// In this way, and then through these layers.
+    /// With this pooling, followed by these layers.
     Layered(Pooling, Arc<[DenseLayer]>),
     /// Not at all: each token has a vector.
     Late(Arc<LateInteraction>),
-    /// In a way that is not supported: a clause that names the file and the way.
+    /// An unsupported pooling: a clause that names the file and the pooling.
     Unsupported(String),
 }
 
@@ -65,7 +65,7 @@ pub struct DenseLayer {
     pub d_in: usize,
     /// Its activation.
     pub activation: DenseActivation,
-    /// The weight and the epsilon of a LayerNorm behind it.
+    /// The weight and the epsilon of a LayerNorm after it.
     pub norm: Option<(Vec<f32>, f64)>,
 }
 

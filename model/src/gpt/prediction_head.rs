@@ -1,5 +1,5 @@
-//! Multi-token prediction heads ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2.2), as Qwen 3.5 and Qwen 3 Next have one:
-//! a layer behind the others that predicts one token further. Its predictions serve as drafts.
+//! Multi-token prediction heads ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2.2), as Qwen 3.5 and Qwen 3 Next
+//! have one: an extra layer after the model's that predicts one token further. Its predictions serve as drafts.
 
 use burn::tensor::{Int, Tensor};
 

@@ -18,8 +18,8 @@ pub struct RouterLossWeights {
     /// the mean probability. A row's choices are the largest probabilities, without a bias. The loss is `n_active` if
     /// all experts are used alike.
     pub balance: f64,
-    /// Of the mean square of the logarithm of the softmax's denominator over the same rows ([ST-MoE](https://arxiv.org/abs/2202.08906),
-    /// 2.2).
+    /// Weight of the z-loss: the mean square of the logarithm of the softmax's denominator, over the same rows
+    /// ([ST-MoE](https://arxiv.org/abs/2202.08906), 2.2).
     pub z: f64,
 }
 
@@ -54,7 +54,7 @@ pub struct RouterLosses {
     weights: RouterLossWeights,
     /// Each expert's choices per row, `[n_experts, 1]`.
     choices: Tensor<2>,
-    /// Which rows count, `[n_rows, 1]`; all without.
+    /// The rows that count, `[n_rows, 1]`; `None`: all.
     counted: Option<Tensor<2>>,
     /// Number of counted rows, over all layers.
     n_rows: f64,
@@ -135,7 +135,7 @@ fn by_probability(experts: &Experts) -> Routing {
 }
 
 impl RouterLosses {
-    /// The same times a factor.
+    /// These weights times a factor.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         let RouterLossWeights { balance, z } = self.weights;

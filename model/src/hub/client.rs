@@ -85,9 +85,9 @@ impl fmt::Debug for Client {
 
 /// Why an attempt failed.
 enum Failure {
-    /// It may succeed later, after the pause if the hub names one.
+    /// The request may succeed later, after the pause if the hub states one.
     Transient(String, Option<Duration>),
-    /// It cannot succeed.
+    /// The request cannot succeed.
     Final(Error),
 }
 

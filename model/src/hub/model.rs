@@ -22,7 +22,7 @@ pub struct HubModel {
     choice: Option<String>,
 }
 
-/// Which files of a model are needed.
+/// The files of a model that are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelPart {
     /// All.

@@ -29,9 +29,9 @@ pub struct Outline {
 /// Sizes of a model that is not in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of the files with weights.
+    /// Bytes of the files with weights.
     pub weight_bytes: u64,
-    /// Of all its files.
+    /// Bytes of all files.
     pub download_bytes: u64,
 }
 
@@ -114,7 +114,7 @@ impl Hub {
             written.set_len(file.n_bytes)
         };
         write().map_err(|error| {
-            // Where files cannot have holes.
+            // If files cannot have holes.
             let _ = fs::remove_file(path);
             Error::io("write", path)(error)
         })

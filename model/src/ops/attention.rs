@@ -292,7 +292,7 @@ pub(crate) fn document_bias(
     Tensor::from_data(TensorData::new(bias, shape), device)
 }
 
-/// The bias of scores that hides the keys behind the first `lens [batch]` of `n_keys`: `[batch, 1, 1, n_keys]`.
+/// The bias of scores that hides the keys after the first `lens [batch]` of `n_keys`: `[batch, 1, 1, n_keys]`.
 pub(crate) fn padding_bias(lens: &[usize], n_keys: usize, device: &Device) -> Tensor<4> {
     let of_keys = |len: &usize| {
         let len = *len;

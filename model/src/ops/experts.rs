@@ -46,7 +46,7 @@ pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, routes: &mut Option<V
     experts_routed_by(x.clone(), x, experts, routes)
 }
 
-/// The same, where the router reads `router_input [n_rows, d_model]`.
+/// As [`experts`], but the router reads `router_input [n_rows, d_model]`.
 pub(crate) fn experts_routed_by(
     router_input: Tensor<2>,
     x: Tensor<2>,

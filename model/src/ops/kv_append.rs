@@ -1,8 +1,8 @@
 //! Storing new keys and values in the pools of the KV cache.
 //!
 //! Pools are `[n_slots, row_len]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots, with
-//! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is that of
-//! [`attention_paged`](super::attention::attention_paged) there.
+//! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is the one
+//! that [`attention_paged`](super::attention::attention_paged) reads there.
 
 use std::ops::Range;
 

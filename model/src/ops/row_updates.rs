@@ -53,7 +53,7 @@ impl LoraMatrix {
         }
     }
 
-    /// In memory of the CPU.
+    /// The form on the CPU.
     pub(super) fn packed(&self) -> &cpu::LoraPanels {
         match &self.0 {
             UpdateForm::Packed(panels) => panels,
@@ -63,7 +63,7 @@ impl LoraMatrix {
 }
 
 impl<'a> RowUpdate<'a> {
-    /// In memory of the CPU.
+    /// The form on the CPU.
     pub(super) fn packed(self) -> cpu::RowUpdate<'a> {
         cpu::RowUpdate { rows: self.rows, matrix: self.matrix.packed() }
     }
@@ -79,7 +79,7 @@ pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpd
     cpu::changed(output, |output| cpu::add_row_updates(output, d_out, x.as_slice(), &updates))
 }
 
-/// The same for one adapter, in plain Burn operations.
+/// Adds the update of one adapter, in plain Burn operations.
 fn add_reference(output: Tensor<2>, x: &Tensor<2>, RowUpdate { rows, matrix }: RowUpdate<'_>) -> Tensor<2> {
     let UpdateForm::OnDevice { host, shape, device, values } = &matrix.0 else {
         unreachable!("an adapter is on its model's device")

@@ -159,7 +159,7 @@ training_extension! {
 
 /// A backend with operations of this kind.
 trait TrainingBackend: Backend {
-    /// The same values in the order of the shape.
+    /// The tensor with its values in the order of the shape.
     fn contiguous(tensor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 

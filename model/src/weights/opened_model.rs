@@ -46,8 +46,8 @@ pub struct LoadedModel {
     pub tokenizer: Tokenizer,
     /// How a conversation becomes a prompt, if the model knows conversations.
     pub chat_template: Option<ChatTemplate>,
-    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`.
-    /// For a GGUF file, the tokens that it names and tokens known to end turns.
+    /// Tokens that end a text: the tokens in `generation_config.json`, else in `config.json`, else the tokenizer's
+    /// `eos`. For a GGUF file, the tokens that it names and tokens known to end turns.
     pub eos_token_ids: Vec<TokenId>,
     /// The tokens with which the decoder of an encoder-decoder begins: `decoder_start_token_id`, then `forced_bos_token_id` if there
     /// is one. Empty for other models.
@@ -62,7 +62,7 @@ pub struct LoadedModel {
     pub prompts: Prompts,
     /// The maximum number of tokens of a text that its files state, if any.
     pub text_limit: Option<usize>,
-    /// Its head for classes, if it has one.
+    /// The classification head, if there is one.
     pub classifier: Option<Classifier>,
 }
 

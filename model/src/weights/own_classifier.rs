@@ -169,7 +169,7 @@ pub(super) fn of_encoder(dir: &Path, fields: &Fields<'_>) -> Result<Option<Class
     Ok(Some(with_classes(dir, fields, (layers, pooling))?))
 }
 
-/// A classifier with these layers behind the pooling, and the classes and scores that the files name.
+/// A classifier with these layers after the pooling, and the classes and scores that the files name.
 fn with_classes(dir: &Path, fields: &Fields<'_>, (layers, pooling): (Vec<DenseLayer>, Pooling)) -> Result<Classifier> {
     let n_labels = layers.last().map_or(0, DenseLayer::d_out);
     let names = fields.object("id2label")?;

@@ -185,7 +185,7 @@ fn stanford(dir: &Path, tokenizer: &Tokenizer) -> Result<LateInteraction> {
     })
 }
 
-/// A kind of texts that begins with `prefix`: a token, with or without the space behind it, or else text.
+/// Texts that begin with `prefix`: it is a token, with or without the space after it, or else text.
 fn marked(prefix: &str, prompt: String, tokenizer: &Tokenizer) -> LateText {
     let prompt = prompt.strip_prefix(prefix).map_or(prompt.clone(), str::to_owned);
     let mark = (!prefix.is_empty()).then(|| {

@@ -29,7 +29,7 @@ struct HeadNames {
     rest: &'static [(&'static str, Option<&'static str>)],
 }
 
-/// Of Qwen; of GLM and DeepSeek; of GGUF files.
+/// Names in files of Qwen; of GLM and DeepSeek; in GGUF files.
 const NAMES: [HeadNames; 3] = [
     HeadNames { prefix: "mtp.", is_behind: false, rest: &[("", Some("model."))] },
     HeadNames {
@@ -101,7 +101,7 @@ pub(super) fn saved_parts(names: &TensorNames, spec: &ParamSpec, config: &GptCon
     Ok(parts)
 }
 
-/// Bytes of the tensors of a head behind `n_layers` layers; 0 without one.
+/// Bytes of the tensors of a head after `n_layers` layers; 0 without one.
 pub(super) fn n_bytes(tensors: &TensorTable<'_>, n_layers: usize) -> u64 {
     let is_of_head = |name: &str| NAMES.iter().any(|names| names.name(name, n_layers).is_some());
     tensors.iter().filter(|tensor| is_of_head(tensor.name)).map(|tensor| tensor.bytes.len() as u64).sum()

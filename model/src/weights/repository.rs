@@ -101,7 +101,7 @@ pub fn choices<'a>(files: &[RepositoryFile<'a>]) -> Vec<(String, Vec<&'a str>)> 
 
 /// The files besides weights, such as the tokenizer's.
 pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
-    // Of several tokenizers, the first is read.
+    // If there are several tokenizers, the first is read.
     let has = |name: &str| files.iter().any(|file| file.path == name);
     let is_read = |path: &str| match path {
         TEKKEN_FILE => !has(TOKENIZER_FILE),
@@ -138,7 +138,7 @@ fn model_dir(files: &[RepositoryFile<'_>]) -> Option<ModelFiles> {
     if is_single {
         paths.push(WEIGHTS_FILE.to_owned());
     }
-    // Where there are both, the single file counts, as in `TensorFiles::open`.
+    // If both exist, the single file is used, as in `TensorFiles::open`.
     Some(ModelFiles::Dir { paths, index: (!is_single).then(|| INDEX_FILE.to_owned()) })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::{GatedDeltaNet, GptConfig, LatentAttention, Positions};
 
-/// Where in a tensor a parameter's rows are.
+/// The order of a parameter's rows in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowOrder {
     /// In the same place.
@@ -99,7 +99,7 @@ impl RowOrder {
         Self::RotatedLast { head_dim: config.head_dim, rotary_dim: rope_dim, interleaved }
     }
 
-    /// The latent of keys and values, and the rotated part of keys behind it.
+    /// The latent of keys and values, followed by the rotated part of keys.
     pub(super) fn latent_down(latent: &LatentAttention) -> Self {
         let LatentAttention { kv_rank, rope_dim, interleaved, .. } = *latent;
         Self::RotatedLast { head_dim: kv_rank + rope_dim, rotary_dim: rope_dim, interleaved }
@@ -122,7 +122,7 @@ impl RowOrder {
         Self::Shards { width: config.q_width(), head_dim: config.head_dim, rotary_dim }
     }
 
-    /// The rotated dimensions side by side, if there are any.
+    /// The rotated dimensions in adjacent pairs, if any are rotated.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
             Positions::Rope(rope) => Self::Interleaved { head_dim: config.head_dim, rotary_dim: rope.rotary_dim },
@@ -130,7 +130,7 @@ impl RowOrder {
         }
     }
 
-    /// The dimensions of heads that rotate the other way round, if any rotate.
+    /// The dimensions of heads that are rotated by the negative angle, if any are rotated.
     pub(super) fn reversed(config: &GptConfig) -> Self {
         match &config.positions {
             Positions::Rope(rope) => Self::Exchanged { head_dim: config.head_dim, rotary_dim: rope.rotary_dim },

@@ -139,7 +139,7 @@ pub(super) struct SavedTensor {
     shape: Vec<usize>,
     rows: Range<usize>,
     order: RowOrder,
-    /// Which part of the tensor it is, if it is not the whole.
+    /// The part of the tensor, if this is not the whole.
     expert: Option<OfExpert>,
 }
 
@@ -208,7 +208,7 @@ fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix 
 /// The dtype in which `matrix` is stored, if it is in blocks.
 fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
     match matrix.quantized_dtype() {
-        // Its scales decide between q4_1 and q8.
+        // The scales decide between q4_1 and q8.
         Some(Dtype::Q4) if stored_as.has_minima() => {
             Ok(matrix.read_quantized()?.map(|matrix| with_minima_of(matrix, stored_as).dtype()))
         }

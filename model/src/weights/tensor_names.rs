@@ -1,4 +1,4 @@
-//! Which tensors of a model's files make up which parameters. No tensors here.
+//! The tensors of a model's files for each parameter. No tensors are read here.
 
 use std::slice;
 
@@ -95,7 +95,7 @@ pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -
     NameRow { path, tensors: Tensors::Stacked(tensors), leading: Leading::None, holds: None }
 }
 
-/// Which of a parameter's rows a tensor holds, and in which order.
+/// The rows of a parameter that a tensor holds, and their order.
 #[derive(Clone, Copy)]
 pub(super) enum RowSelection {
     All,
@@ -128,7 +128,7 @@ pub(super) enum RowSelection {
     Squeezed,
     /// The logarithms of the tensor's values, negated.
     LogOfNegated,
-    /// The same of a tensor with a last dimension of 1.
+    /// As [`LogOfNegated`](Self::LogOfNegated), for a tensor with a last dimension of 1.
     ColumnOfNegated,
     /// All, in a tensor with a last dimension of 1.
     Column,
@@ -140,13 +140,13 @@ pub(super) enum RowSelection {
     DeltaQkv,
     /// The gates of a gated delta net's values.
     DeltaGates,
-    /// Both, key head by key head.
+    /// [`DeltaQkv`](Self::DeltaQkv) and [`DeltaGates`](Self::DeltaGates), key head by key head.
     DeltaByKeyHead,
     /// The inputs of a gated delta net's betas and decays, key head by key head.
     BetasByKeyHead,
     /// An expert's gate and up projection, in alternating rows.
     Pairs,
-    /// The same, transposed.
+    /// As [`Pairs`](Self::Pairs), transposed.
     TransposedPairs,
     /// Queries of latent attention.
     LatentQueries,
@@ -156,7 +156,7 @@ pub(super) enum RowSelection {
     LatentUp,
     /// The part of [`LatentUp`](Self::LatentUp) for keys, with a transposed matrix for each head.
     LatentKeys,
-    /// Its part for values, with a matrix for each head.
+    /// The part of [`LatentUp`](Self::LatentUp) for values, with a matrix for each head.
     LatentValues,
     /// Weights of queries, a row for each head, laid out as [`InterleavedQueries`](Self::InterleavedQueries).
     RowsOfQueries,
@@ -241,7 +241,7 @@ fn of_latent(config: &GptConfig, order: impl FnOnce(&LatentAttention) -> RowOrde
     config.latent.as_ref().map_or(RowOrder::Same, order)
 }
 
-/// Groups of the norm behind a Mamba-2 layer.
+/// Groups of the norm after a Mamba-2 layer.
 fn n_groups(config: &GptConfig) -> usize {
     match config.recurrent.as_ref().map(|recurrent| recurrent.recurrence) {
         Some(Recurrence::Mamba2(mamba)) => mamba.n_groups,
@@ -283,7 +283,7 @@ pub(super) struct TensorPart {
     pub(super) name: String,
     pub(super) n_rows: usize,
     pub(super) order: RowOrder,
-    /// Which part of the tensor along its first dimension it is, if the tensor has the parameters of several experts.
+    /// The part of the tensor along its first dimension, if the tensor has the parameters of several experts.
     pub(super) expert: Option<OfExpert>,
 }
 

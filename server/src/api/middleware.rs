@@ -27,7 +27,7 @@ use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 /// Identifies a request in logs on both sides; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The same for Anthropic's libraries.
+/// The request id header of Anthropic's libraries.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The header in which Anthropic's clients send their key.

@@ -28,7 +28,7 @@ use super::{
 /// The reference page, whose tables describe each parameter.
 const PARAMETERS: &str = include_str!("../../../docs/parameters.md");
 
-/// The document of one server, as text. It is built again only after a change.
+/// The document of one server, as text. It is rebuilt only after a change.
 #[derive(Debug, Default)]
 pub(crate) struct Document(Mutex<Option<Built>>);
 

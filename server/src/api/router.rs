@@ -67,7 +67,7 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/decisions", post(decisions::create), inference("decisions"), decisions::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         endpoint("/v1/rerank", post(rerank::rerank), inference("rerank"), rerank::RERANK),
-        // Where Cohere and text-embeddings-inference have it.
+        // The paths of Cohere and text-embeddings-inference.
         also_at("/v2/rerank", post(rerank::rerank), inference("rerank")),
         also_at("/rerank", post(rerank::rerank), inference("rerank")),
         endpoint("/v1/score", post(rerank::score), inference("score"), rerank::SCORE),

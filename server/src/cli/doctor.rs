@@ -49,7 +49,7 @@ struct Report {
     chosen: Option<Chosen>,
     /// Why no device could be chosen.
     problem: Option<String>,
-    /// If one was asked for.
+    /// Set if a model was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<ModelReport>,
 }

@@ -35,8 +35,8 @@ pub struct ModelConfig {
     /// Device: `auto` (a GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, or another device of this build
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: that of the files if it is bf16, quantized or GGUF, else
-    /// f32]
+    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: the files' dtype if it is bf16, quantized or GGUF,
+    /// else f32]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
     pub dtype: Option<Dtype>,
     /// Quantize weight matrices to `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least

@@ -57,7 +57,7 @@ pub struct Snapshot {
     pub n_pages: usize,
     /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
-    /// If there may be adapters.
+    /// Set if there may be adapters.
     pub adapters: Option<AdapterSnapshot>,
 }
 

@@ -134,7 +134,7 @@ impl Exporter {
 }
 
 impl SpanSender {
-    /// Which requests are exported.
+    /// The sampler that decides which requests are exported.
     pub(crate) fn sampler(&self) -> TraceSampler {
         self.sampler
     }

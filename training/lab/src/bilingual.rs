@@ -19,7 +19,7 @@ mod sentence;
 use self::sentence::Sentence;
 use crate::draw::Draw;
 
-/// Which sentences are made.
+/// The sentences to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// One or two clauses without any held-out pair of words.

@@ -28,7 +28,7 @@ impl Draw {
         self.below(n) == 0
     }
 
-    /// One of `items`, which has some.
+    /// One of `items`, which must not be empty.
     pub(crate) fn of<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }

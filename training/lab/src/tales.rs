@@ -99,7 +99,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Tales {
     grammar: Grammar,
-    /// Where tales of each kind begin, in the order of [`Kind::ALL`].
+    /// Start symbols of the kinds of tales, in the order of [`Kind::ALL`].
     starts: Vec<Symbol>,
 }
 

@@ -235,7 +235,7 @@ fn settle(config: &mut TrainConfig, defaults: &Defaults, model: &Path, status: &
     config.objective.check_model(&model_dir::load_config(model)?)?;
     texts::settle(config, model)?;
     match &config.lora {
-        // Its targets must be modules of the model.
+        // The targets must be modules of the model.
         Some(lora) => lora.n_values(&model_dir::load_config(model)?, model_dir::load_class(model).ok()).map(|_| ()),
         None => require_trainable(model),
     }

@@ -120,7 +120,7 @@ struct Report {
     device_peak_bytes: Option<u64>,
     /// The bytes that the GPU's allocator holds at the end: pages in which tensors are placed, free parts included.
     device_reserved_bytes: Option<u64>,
-    /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus what the process held before.
+    /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus the process's memory before.
     predicted_peak_bytes: u64,
     /// The costs of each process, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -183,7 +183,7 @@ impl Session {
         if let Some(checkpoint) = &mut checkpoint
             && args.from.is_some()
         {
-            // Of another run.
+            // The values belong to another run.
             (checkpoint.state.best, checkpoint.state.n_since_best) = (None, 0);
         }
         let session = Session { args, out, run, checkpoint, config, defaults, followed, notes, group };

@@ -20,7 +20,7 @@ use super::{
 /// Budgets in `schedule`: a layer that sets one of these keys replaces what earlier layers set.
 pub(crate) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
-/// The same for the length of the cooldown.
+/// Lengths of the cooldown in `schedule`, handled like [`BUDGETS`].
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
 
 /// Groups of keys of `schedule`; a layer may set at most one key of a group.

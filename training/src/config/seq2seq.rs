@@ -13,7 +13,8 @@ pub struct Seq2SeqSettings {
     /// The member or column of sources, or their language within `translation`. Left out: `source`, `input` or `prompt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_field: Option<String>,
-    /// The same of targets. Left out: `target`, `output` or `completion`.
+    /// The member or column of targets, or their language within `translation`. Left out: `target`, `output` or
+    /// `completion`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_field: Option<String>,
     /// A text before each source, such as "translate English to German: ".

@@ -60,12 +60,12 @@ pub struct PreferencePair {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TooLong {
-    /// It is an error.
+    /// An error.
     #[default]
     Refuse,
-    /// Its end is removed.
+    /// The end is removed.
     Cut,
-    /// It is left out.
+    /// The example is dropped.
     Drop,
 }
 

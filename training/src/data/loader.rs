@@ -88,7 +88,7 @@ pub struct Batch {
     /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
     /// model.
     pub references: Option<Vec<[f32; 2]>>,
-    /// If each row is a text that becomes a vector: which rows belong together.
+    /// If each row is a text that becomes a vector: the rows that belong together.
     pub items: Option<BatchItems>,
     /// The source rows of an encoder-decoder.
     pub sources: Option<SourceRows>,

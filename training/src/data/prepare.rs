@@ -74,7 +74,7 @@ pub struct PrepareSettings {
     pub text_field: String,
     /// The separator between documents in text files.
     pub separator: Option<String>,
-    /// Which of weighted sources ends the mixture.
+    /// When a mixture of weighted sources ends.
     pub stopping: StoppingStrategy,
     /// Tokens per shard.
     pub shard_tokens: u64,
@@ -440,7 +440,7 @@ impl Work<'_> {
             let encoded = self.tokenizer.encode(&part.text, part.is_rendered, part.conversation.as_ref());
             encoded.with_context(|| format!("`{}`", files[part.file].path.display()))
         };
-        // Of several errors, the first in the order of the documents is reported, whichever thread is faster.
+        // If there are several errors, the first in the order of the documents is reported, whichever thread is faster.
         let encoded: Vec<Result<(Vec<TokenId>, Vec<Note>)>> = parts.par_iter().map(encode).collect();
         let encoded = encoded.into_iter().collect::<Result<Vec<_>>>()?;
         for (part, (ids, notes)) in parts.iter().zip(&encoded) {
@@ -470,7 +470,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Copies the tokens of a token file. Its last document stays open, since it may go on in the split's next file.
+    /// Copies the tokens of a token file. Its last document stays open, since it may continue in the split's next file.
     fn token_file(&mut self, file: &SourceFile, output: &mut Output) -> Result<()> {
         let token_bytes = self.tokenizer.token_bytes();
         let (eos, bytes_read) = (self.tokenizer.eos_id, self.bytes_read.clone());

@@ -163,7 +163,7 @@ impl BuiltTokenizer {
     }
 }
 
-/// The same `tokenizer.json`, with `bos` in front of every text, and `end`, if there is one, behind it.
+/// The same `tokenizer.json`, with `bos` before every text and `end`, if given, after it.
 fn with_frame(tokenizer_json: &str, bos: &str, end: Option<&str>) -> Result<String> {
     let mut tokenizer: Value = serde_json::from_str(tokenizer_json).context("the new tokenizer is not JSON")?;
     let id_of = |content: &str| {

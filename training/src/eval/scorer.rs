@@ -87,7 +87,7 @@ impl Scorer {
         Ok(Self { gpt: gpt.clone(), kv_dtype, rows_per_step: ROWS_PER_STEP })
     }
 
-    /// The same with another number of rows per step.
+    /// Sets another number of rows per step.
     #[must_use]
     pub fn with_rows_per_step(self, rows_per_step: usize) -> Self {
         Self { rows_per_step, ..self }

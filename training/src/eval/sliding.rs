@@ -14,11 +14,11 @@ pub struct Sliding {
 /// A window of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its first token.
+    /// The window's first token.
     pub start: usize,
     /// One past its last token.
     pub end: usize,
-    /// The first token that it scores, at least one behind `start`.
+    /// The first token that the window scores, at least one after `start`.
     pub first_scored: usize,
 }
 

@@ -58,8 +58,8 @@ pub struct CorpusScores {
     pub rouge_l: RougeScore,
 }
 
-/// Reads items: `source` and `target`, put into `template` (`{source}` stands for the source), or `prompt` and `reference`,
-/// `references` or `completion`.
+/// Reads items: `source` and `target`, put into `template` (`{source}` is replaced by the source), or `prompt` and
+/// `reference`, `references` or `completion`.
 ///
 /// # Errors
 /// The file cannot be read or is empty, or an item has another form; the message names the line. The template has no place for

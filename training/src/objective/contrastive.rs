@@ -95,7 +95,7 @@ impl Objective for Contrastive {
 
 /// The losses of a batch's pairs, and the data for their gradients.
 struct PairLosses {
-    /// In nats.
+    /// Losses in nats.
     losses: Vec<f64>,
     /// Number of anchors whose positive is the nearest.
     n_nearest: usize,
@@ -111,7 +111,7 @@ struct PairLosses {
 }
 
 impl PairLosses {
-    /// Of the vectors of texts, `texts_per_item` for each item: the anchor, its positive and perhaps a negative.
+    /// From the vectors of texts, `texts_per_item` for each item: the anchor, its positive and perhaps a negative.
     fn new(vectors: &[Vec<f64>], texts_per_item: usize, temperature: f64) -> PairLosses {
         let norms: Vec<f64> = vectors.iter().map(|vector| dot(vector, vector).sqrt().max(MIN_NORM)).collect();
         let units: Vec<Vec<f64>> =

@@ -119,7 +119,8 @@ struct PairLosses {
 }
 
 impl PairLosses {
-    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only the tokens of answers matter.
+    /// Computed from the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only the tokens of
+    /// answers matter.
     fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> PairLosses {
         let references = batch.references.as_deref().unwrap_or_default();
         let log_probs = log_probs(batch, token_losses);

@@ -65,9 +65,9 @@ pub struct BenchReport {
     /// On a GPU, peak memory of tensors; on the CPU, peak memory of the process minus its memory before the model was
     /// created, if the system reports it.
     pub peak_bytes: Option<u64>,
-    /// The same after the last step.
+    /// The memory after the last step.
     pub steady_bytes: Option<u64>,
-    /// Where the time went, if that was asked for: the longest first.
+    /// The time of each operation, if it was requested, longest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<OpRow>,
 }

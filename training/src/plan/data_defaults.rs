@@ -30,7 +30,7 @@ const ITEMS_PER_STEP: usize = 32;
 /// Maximum warmup, as a fraction of a run's steps (one in this many).
 const MAX_WARMUP: usize = 10;
 
-/// Which settings may follow the data.
+/// The settings that may follow the data.
 #[derive(Clone, Debug, Default)]
 pub struct Defaults {
     /// The keys that the user set.

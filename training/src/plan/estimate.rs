@@ -64,7 +64,7 @@ struct Run {
 /// An adapter that trains instead of its model.
 #[derive(Clone, Copy, Debug)]
 struct AdapterSize {
-    /// Its values.
+    /// Number of its values.
     n_values: usize,
     rank: usize,
     /// The model, as it is held.
@@ -75,7 +75,7 @@ struct AdapterSize {
 const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
 
 impl AdapterSize {
-    /// Its values for one matrix, if they are spread evenly over the blocks' matrices.
+    /// Number of its values for one matrix, if they are spread evenly over the blocks' matrices.
     fn of_matrix(self, gpt: &GptConfig) -> usize {
         self.n_values / (MATRICES.len() * gpt.n_layers).max(1)
     }

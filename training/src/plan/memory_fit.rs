@@ -30,7 +30,7 @@ impl Limits {
         }
     }
 
-    /// The same for one of `n_processes` that share the memory alike.
+    /// The limits for one of `n_processes` that share the memory equally.
     #[must_use]
     pub fn shared_by(self, n_processes: usize) -> Limits {
         Limits { available: self.available.map(|available| available / n_processes.max(1) as u64), ..self }

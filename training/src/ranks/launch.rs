@@ -36,7 +36,7 @@ impl Launched {
         #[cfg(feature = "mpi")]
         if super::mpi::is_launched() {
             let (running, group) = Running::start()?;
-            // Of several calls the first counts; there is one.
+            // If this is called several times, the first call counts; there is only one.
             OF_PROCESS.get_or_init(|| group);
             return Ok(Launched { running: Some(running) });
         }

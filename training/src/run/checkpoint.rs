@@ -45,7 +45,7 @@ const MOMENTS_FILE: &str = "train_state/moments.safetensors";
 const CONFIG_FILE: &str = "train_state/config.toml";
 const CHECKSUMS_FILE: &str = "train_state/checksums.json";
 
-/// In a run's best model: its evaluation.
+/// File in a run's best model: its evaluation.
 const EVALUATION_FILE: &str = "evaluation.json";
 
 /// Version of the files in `train_state/`.

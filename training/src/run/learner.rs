@@ -38,7 +38,7 @@ pub struct Learner {
     routers: RouterLossWeights,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
-    /// Which rank updates which parameter, with several ranks.
+    /// With several ranks: which rank updates which parameter.
     shards: Option<Shards>,
 }
 
@@ -95,13 +95,13 @@ impl Learner {
         }
     }
 
-    /// The same with another objective.
+    /// Sets another objective.
     #[must_use]
     pub fn with_objective(self, objective: ObjectiveSettings) -> Learner {
         Learner { objective: objective.objective(), ..self }
     }
 
-    /// The same with losses of the model's routers.
+    /// Adds losses of the model's routers.
     #[must_use]
     pub fn with_router_losses(self, routers: RouterLossWeights) -> Learner {
         Learner { routers, ..self }

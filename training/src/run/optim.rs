@@ -71,7 +71,7 @@ impl Optimizer {
         Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new(), owned: None }
     }
 
-    /// The same for the parameters with these paths alone. It must have no state yet.
+    /// Restricts the optimizer to the parameters with these paths. It must have no state yet.
     #[must_use]
     pub fn owning(self, paths: BTreeSet<String>) -> Optimizer {
         Optimizer { owned: Some(paths), ..self }

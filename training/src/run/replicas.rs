@@ -138,7 +138,7 @@ impl Replicas {
         done.is_multiple_of(self.settings.sync_every)
     }
 
-    /// The outer step from `gpt`, the weights at which the replicas last met. All go on from its result.
+    /// The outer step from `gpt`, the weights of the last synchronization. All replicas continue from its result.
     ///
     /// # Errors
     /// A rank does not answer, or the device fails.

@@ -296,7 +296,7 @@ mod tests {
         drop(first);
         assert!(second.begin(&config).unwrap_err().to_string().contains("earlier run"));
         drop(second);
-        // It opened the folder before the run had checkpoints, so it would start at step 0.
+        // The third process opened the folder before the run had checkpoints, so it would start at step 0.
         assert!(third.begin(&config).unwrap_err().to_string().contains("has begun a run in"));
 
         let other = dir.path().join("photos");

@@ -124,7 +124,7 @@ impl Schedule {
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
-    /// The same with `total` steps, for a budget in minutes that was used up before.
+    /// Sets `total` steps, for a budget in minutes that was used up before.
     pub fn with_total(self, total: Option<usize>) -> Schedule {
         Schedule { total: total.filter(|_| self.settings.max_minutes.is_some()).or(self.total), ..self }
     }

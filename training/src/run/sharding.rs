@@ -142,7 +142,7 @@ impl Shards {
             let (mut send, mut receive) = (Vec::new(), Vec::new());
             for (number, param) in self.params.iter().enumerate() {
                 match (rank ^ param.owner).trailing_zeros() {
-                    // Its sum has gone to another rank at an earlier level.
+                    // The sum has gone to another rank at an earlier level.
                     differs if differs < level => {}
                     differs if differs == level => send.extend(presence.is_in(block_of(rank), number).then_some(param)),
                     _ if presence.is_in(block_of(peer), number) => receive.push(param),

@@ -29,7 +29,7 @@ impl SpikeGuard {
         SpikeGuard { spike_factor, recent, n_skipped }
     }
 
-    /// Its state: norms, and consecutive skipped steps.
+    /// The guard's state: norms, and consecutive skipped steps.
     pub fn state(&self) -> (VecDeque<f32>, usize) {
         (self.recent.clone(), self.n_skipped)
     }

@@ -152,7 +152,7 @@ impl Constraint {
             return;
         }
         threads.spawn(&self.shared, |shared| {
-            // Before the lock: whoever holds it may go on to a state for which another task is wanted.
+            // Before the lock: its holder may advance to a state for which another task is wanted.
             shared.is_queued.store(false, Ordering::Relaxed);
             shared.compute_mask(&mut shared.lock());
         });

@@ -1,4 +1,4 @@
-//! Grammars that hold only in parts of a text, such as its tool calls.
+//! Grammars that apply only to parts of a text, such as its tool calls.
 //!
 //! A [`Watch`] sleeps: it follows the text without restricting it. From the byte that completes a [`Mark`], the text is
 //! restricted to the mark's grammar; when the grammar's text is complete, the watch sleeps again, or the whole text
@@ -144,7 +144,7 @@ impl Compiled {
         sets.fold(first, |all, more| Arc::new(all.union(&more).copied().collect()))
     }
 
-    /// The tokens that would complete a mark and go on with something that the grammar does not allow.
+    /// The tokens that would complete a mark and continue with something that the grammar does not allow.
     fn forbidden_by(&self, index: usize, mark: &Mark, progress: &Progress) -> Arc<BTreeSet<TokenId>> {
         if Mark::is_missed(progress) {
             return Arc::default();
@@ -240,7 +240,7 @@ impl Watch {
         }
     }
 
-    /// As [`Constraint::restrict`], if the grammar applies; otherwise the logits without those of the
+    /// As [`Constraint::restrict`], if the grammar applies; otherwise the logits with -infinity for the
     /// [forbidden](Outlook::Free) tokens.
     ///
     /// # Errors

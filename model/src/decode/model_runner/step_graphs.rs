@@ -257,7 +257,7 @@ mod tests {
         Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }
     }
 
-    /// The same steps in two runners: one that captures them and one that does not.
+    /// The same steps in two runners, one with graph capture and one without.
     struct Twins {
         runners: [ModelRunner; 2],
         tables: [PageTable; 2],

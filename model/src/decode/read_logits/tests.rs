@@ -30,7 +30,7 @@ fn read_logits_reference(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<Log
                 // NaN and infinity, which no working model returns, rank first, so that sampling finds them.
                 let key = |id: TokenId| match row[id as usize] {
                     logit if logit.is_nan() => f32::INFINITY,
-                    // Not -0, which `total_cmp` tells from 0.
+                    // Not -0, since `total_cmp` distinguishes it from 0.
                     logit => logit + 0.0,
                 };
                 ids.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));

@@ -81,7 +81,7 @@ impl Sampler {
         Self::sharing(params, choice, prompt_ids.into())
     }
 
-    /// The same, without a copy of the prompt.
+    /// As [`new`](Self::new), but shares the prompt instead of copying it.
     pub fn sharing(params: SamplingParams, choice: u32, prompt: Arc<[TokenId]>) -> Self {
         let greedy = SamplingParams { seed: params.seed, ..SamplingParams::greedy() };
         Self {
@@ -154,7 +154,7 @@ impl Sampler {
         let mut steered = shaped.clone();
         self.steer(&mut steered);
         let id = steered.draw(uniform).ok_or_else(|| self.ruled_out())?;
-        // Of the distribution before, as in the paper on mirostat.
+        // The probability before this change of the distribution, as in the paper on mirostat.
         self.drawn = Some(shaped.probability(id));
         Ok(id)
     }

@@ -1,4 +1,4 @@
-//! Which pages belong to which sequences, without tensors.
+//! Ownership of pages by sequences, without tensors.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -51,7 +51,7 @@ pub struct PagePool {
 #[derive(Debug)]
 struct Owned {
     pages: Pages,
-    /// The same for states, if the model has recurrent layers: a state is the content of one number too.
+    /// As `pages`, for states, if the model has recurrent layers: each state has a number like a page.
     states: Option<Pages>,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct CopiedPage {
 /// The new state of a sequence in a step: a copy of another state, or zeros at the start of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateMove {
-    /// The same as `to` if it is changed in place.
+    /// Equal to `to` if the state is changed in place.
     pub(super) from: Option<usize>,
     pub(super) to: usize,
 }
@@ -314,7 +314,7 @@ impl PageTable {
     }
 
     /// Removes the tokens from position `len` on, and releases pages without other contents. With recurrent layers, the
-    /// sequence goes back to the [mark](Self::mark), if it is not behind `len`, and otherwise to its beginning.
+    /// sequence returns to the [mark](Self::mark), if that is not after `len`, otherwise to its beginning.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.len {
             return;

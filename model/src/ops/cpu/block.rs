@@ -201,7 +201,7 @@ fn attend_heads<E: PagedElement>(
     attention_paged_into(qkv, width, [&**keys, &**pool_of_values], how, attn_out);
 }
 
-/// Makes room for values behind the keys of each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
+/// Makes room for values after the keys in each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
 fn keys_as_values(qk: &mut Vec<f32>, [q_width, kv_width]: [usize; 2]) {
     let (narrow, wide) = (q_width + kv_width, q_width + 2 * kv_width);
     let n_rows = qk.len() / narrow;

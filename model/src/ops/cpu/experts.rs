@@ -218,7 +218,7 @@ struct ByExpert {
     choices: Vec<usize>,
     /// The place of each choice in that order.
     places: Vec<usize>,
-    /// Where each expert's choices begin, and at last where they end.
+    /// Where each expert's choices begin, and the end of the last.
     starts: Vec<usize>,
 }
 

@@ -18,8 +18,8 @@ use rayon::prelude::*;
 use super::allocator::MAX_KEPT_BYTES;
 
 const HUGE_PAGE: usize = 1 << 21;
-/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk has a memory
-/// map of its own.
+/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk gets a
+/// separate memory map.
 const CHUNK: usize = 1 << 28;
 /// Values that a thread writes at a time.
 const PART: usize = 1 << 14;

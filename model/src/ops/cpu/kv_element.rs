@@ -12,7 +12,7 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// The elements of a contiguous tensor of this type.
     fn stored(tensor: &FlexTensor) -> &[Self];
 
-    /// The same, mutable; copied first if another tensor shares them.
+    /// As [`stored`](Self::stored), mutable; copied first if another tensor shares the memory.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
 
     /// A head is stored with `head_dim` rounded up to a multiple of this; the padding is 0.
@@ -36,7 +36,7 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// Rounds `values` to the nearest elements of this scale, and out-of-range values to the largest; lengths must match.
     fn store(values: &[f32], scale: f32, places: &mut [Self]);
 
-    /// Where a dimension of a token's key is among the keys of its page and head.
+    /// The index of a dimension of a token's key within its page and head.
     fn key_place(dim: usize, token: usize) -> usize {
         dim * PAGE_SIZE + token
     }
@@ -264,7 +264,7 @@ unsafe fn store_avx512(values: &[f32], places: &mut [f16]) {
     }
 }
 
-/// The same, 8 at a time.
+/// Stores eight values at a time.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -13,7 +13,7 @@ pub(super) fn sum<T: Copy + Default + AddAssign + Sum>(values: &[f32], f: impl F
     sum_of_pairs(values, values, |value, _| f(value))
 }
 
-/// The same over pairs of values, from two slices of one length.
+/// As [`sum`], over pairs of values from two slices of equal length.
 #[inline(always)]
 pub(super) fn sum_of_pairs<T: Copy + Default + AddAssign + Sum>(
     one: &[f32],

@@ -114,8 +114,8 @@ impl Panels {
         self.values.row(row)
     }
 
-    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on; those
-    /// behind the last row of the matrix are 0.
+    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on;
+    /// values after the last row of the matrix are 0.
     pub(super) fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]) {
         self.values.widen(panel, first, lines);
     }

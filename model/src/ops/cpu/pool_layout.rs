@@ -1,4 +1,4 @@
-//! Where numbers are in the pools of the KV cache on the CPU.
+//! The layout of the KV cache's pools on the CPU.
 
 use std::ops::Range;
 
@@ -60,7 +60,7 @@ impl PoolLayout {
         start..start + self.head_dim
     }
 
-    /// Where a dimension of a token's value is in a [`block`](Self::block) of 8-bit numbers.
+    /// The index of a dimension of a token's value in a [`block`](Self::block) of 8-bit numbers.
     #[inline(always)]
     pub(super) fn value_place(self, dim: usize, token: usize) -> usize {
         (token / FOUR * self.head_dim + dim) * FOUR + token % FOUR

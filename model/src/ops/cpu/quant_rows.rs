@@ -116,13 +116,13 @@ fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl F
 pub(super) enum InputCorrection {
     /// Minus the sum of the block times this offset, with which the weights are stored.
     Offset(i32),
-    /// The same for each half of the block.
+    /// As [`Offset`](Self::Offset), for each half of the block.
     HalfOffsets(i32),
     /// The sum of the quantized values times the scale, which multiplies the weights' minimum.
     Sum,
-    /// The same for each half of the block.
+    /// As [`Sum`](Self::Sum), for each half of the block.
     HalfSums,
-    /// Both minus the sum times this offset, and the sum times the scale.
+    /// Both [`Offset`](Self::Offset) with this offset and [`Sum`](Self::Sum).
     OffsetAndSum(i32),
 }
 
@@ -139,7 +139,8 @@ pub(super) struct RoundedBlock {
 impl RoundedBlock {
     #[inline(always)]
     fn new(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
-        // Bits of numbers without a sign compare as the numbers do, and those of NaN are the largest: it must not be rounded to 0.
+        // Bits of numbers without a sign compare as the numbers do, and NaN compares as the largest: it must not be
+        // rounded to 0.
         let largest = f32::from_bits(block.iter().fold(0, |most, value| most.max(value.abs().to_bits())));
         let (scale, inverse) = Self::scale(largest);
         // The low byte of the sum is the rounded number, without a conversion instruction.

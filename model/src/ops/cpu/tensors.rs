@@ -54,7 +54,7 @@ pub(in crate::ops) fn pool(tensor: &Tensor<2>) -> Pool {
     }
 }
 
-/// The memory of an f32 tensor on the plain CPU device; copies only what is not contiguous.
+/// The memory of an f32 tensor on the plain CPU device; copies only a tensor that is not contiguous.
 ///
 /// # Panics
 /// When the tensor is elsewhere or of another type: operands of one operation share a device.

@@ -47,7 +47,7 @@ pub(super) fn parallel_for<F: Fn(usize) + Sync>(n_pieces: usize, run: F) {
     parallel_for_range(ReadRange::default(), n_pieces, run);
 }
 
-/// The same for pieces that read `range` from front to back, in their order, as they will in the next pass.
+/// As [`parallel_for`], for pieces that read `range` from front to back, in their order, now and in the next pass.
 pub(super) fn parallel_for_range<F: Fn(usize) + Sync>(range: ReadRange, n_pieces: usize, run: F) {
     pool().share(range, n_pieces, run);
 }
@@ -127,7 +127,7 @@ pub(super) fn new_chunks(len: usize, width: usize, run: impl Fn(usize, &mut [f32
     parallel_for(len.div_ceil(width.max(1)), |chunk| {
         let start = chunk * width;
         #[expect(unsafe_code, reason = "threads write disjoint parts of new memory")]
-        // SAFETY: chunks do not overlap, and each number is given once; the values are there once they are 0.
+        // SAFETY: chunks do not overlap, and each number is given once; the values exist once they are 0.
         let chunk_values = unsafe {
             let places = shared.part(start..len.min(start + width));
             places.fill(MaybeUninit::new(0.0));
@@ -459,8 +459,8 @@ impl SharedJob {
 
     fn run(&self, piece: &Piece) {
         #[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]
-        // SAFETY: `call` was made from a `Call` for the closure behind `run`, by the leader that put this job up; it
-        // keeps the closure alive until every claimed piece has ended, and this one has not.
+        // SAFETY: `call` was made from a `Call` for the closure behind `run`, by the leader that put this job up; the
+        // leader keeps the closure alive until every claimed piece has ended, and this piece has not.
         let run = || unsafe { std::mem::transmute::<*mut (), Call>(piece.call)(piece.run, piece.number) };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);

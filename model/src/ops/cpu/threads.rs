@@ -13,9 +13,10 @@ pub fn use_threads(n: NonZeroUsize) {
     }
 }
 
-/// The number of threads that compute on the CPU: what [`use_threads`] set, else what the variable `HEARTH_THREADS` or
-/// `RAYON_NUM_THREADS` says, else one for each core that the process may use, and no more than its share of processor
-/// time allows. Two threads on one core share its multipliers and its memory bandwidth, which products need most.
+/// The number of threads that compute on the CPU: the number set by [`use_threads`], else by the variable
+/// `HEARTH_THREADS` or `RAYON_NUM_THREADS`, else one for each core that the process may use, and no more than its share
+/// of processor time allows. Two threads on one core share its multipliers and its memory bandwidth, which products
+/// need most.
 pub fn n_threads() -> usize {
     let asked = ASKED.get().copied();
     let of_variable = |name| std::env::var(name).ok()?.parse().ok();

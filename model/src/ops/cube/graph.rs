@@ -31,8 +31,8 @@ pub(crate) struct CapturedGraph {
 
 impl CapturedGraph {
     /// Calls `run` twice, then captures it, and returns the captured call's result, which is computed at the first
-    /// [`replay`](Self::replay). `run` must launch the same each time and must not upload anything. `sizes` are those
-    /// of the buffers that it allocates, in bytes; spare ones are provided.
+    /// [`replay`](Self::replay). `run` must launch the same each time and must not upload anything. `sizes` are the
+    /// sizes of the buffers that it allocates, in bytes; spare buffers are provided.
     ///
     /// # Errors
     /// [`Error::Execution`] if the device cannot capture, or ran out of memory. Capture has then ended, but tensors

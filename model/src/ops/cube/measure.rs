@@ -136,7 +136,7 @@ pub(in crate::ops) fn multiply_rate(device: &Device) -> Result<f64> {
     Ok((n_blocks * LANES * CHAINS * 4 * TURNS) as f64 / best)
 }
 
-/// Counts what is launched.
+/// Counts launches.
 #[derive(Debug, Default)]
 struct Launches(AtomicUsize);
 

@@ -113,7 +113,7 @@ fn take(x: &[f32], rows: &[i32], output: &mut [f32], len: usize, width: usize) {
     }
 }
 
-/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with a bias and a residual, if there are any.
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with an optional bias and residual.
 pub(super) fn norm(
     x: CubeTensor,
     weight: CubeTensor,
@@ -129,7 +129,7 @@ pub(super) fn norm(
     let (has_bias, has_residual) = (bias.is_some(), residual.is_some());
     let [bias, residual] = [bias, residual].map(|tensor| tensor.map_or_else(|| weight.clone(), into_contiguous));
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a workgroup has a row of its own and stays within its width.
+    // SAFETY: each workgroup has its own row and stays within the row's width.
     unsafe {
         norm_rows::launch_unchecked(
             &output.client,

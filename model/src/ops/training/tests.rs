@@ -232,7 +232,8 @@ fn qk_norm_forward_and_backward_match_the_reference() {
     }
 }
 
-/// The references run on the CPU: on a GPU, Burn's derivative of the exact GELU is that of its tanh approximation.
+/// The references run on the CPU: on a GPU, Burn's derivative of the exact GELU is the derivative of the tanh
+/// approximation.
 #[test]
 fn activation_forward_and_backward_match_the_reference() {
     // Outcome of an activation of random values.
@@ -288,7 +289,7 @@ fn dropout_mask_has_the_given_rate_and_differs_by_seed_and_place() {
         let tolerance = 4.0 * (probability * (1.0 - probability) / n as f64).sqrt();
         assert!((dropped - probability).abs() < tolerance, "{dropped} of {probability}");
     }
-    // Of two independent choices at one half, half agree.
+    // Of two independent choices with probability one half, half agree.
     for (one, other) in [(of(1, 0, 0.5), of(2, 0, 0.5)), (of(1, 0, 0.5), of(1, 1, 0.5))] {
         let agree = one.iter().zip(&other).filter(|(one, other)| one == other).count() as f64 / n as f64;
         assert!((agree - 0.5).abs() < 0.01, "{agree}");

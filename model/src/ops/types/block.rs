@@ -1,8 +1,8 @@
 //! A transformer block: its operands, and the order of its parts ([`run_block`]): a mixer of rows, in encoder-decoder
 //! models cross-attention, and the MLP.
 //!
-//! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
-//! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
+//! The parts have two implementations: operation by operation (`ByOperations`: training, GPUs), and in place on the CPU
+//! (`ops/cpu/block.rs`). `has_block` chooses; it must return false for operands that the second does not support.
 
 use burn::tensor::Tensor;
 
@@ -96,7 +96,7 @@ pub(crate) struct CrossAttention<L> {
 /// Where queries, keys and values come from.
 #[derive(Debug)]
 pub(crate) enum Qkv<N, L> {
-    /// One projection, stacked; before them the gates of the heads' outputs, if there are any.
+    /// One stacked projection; it starts with the gates of the heads' outputs, if there are any.
     Stacked(L),
     Latent(LatentQkv<N, L>),
 }
@@ -123,7 +123,7 @@ pub(crate) struct LatentHeads {
     pub(crate) n_heads: usize,
     /// Leading dimensions of a query and of a key that rotate.
     pub(crate) rope_dim: usize,
-    /// The dimensions behind them.
+    /// The remaining dimensions.
     pub(crate) plain_dim: usize,
     pub(crate) value_dim: usize,
 }
@@ -155,8 +155,8 @@ pub(crate) struct Recurrent<L> {
 pub(crate) enum RecurrentKind<L> {
     /// The projection is the gate before the convolution, the gate after it, and the input.
     GatedConv,
-    /// The projection is queries, keys and values, which the convolution works on, and the gates of the norm behind the gated
-    /// delta rule.
+    /// The projection is queries, keys and values, which the convolution reads, and the gates of the norm after the
+    /// gated delta rule.
     GatedDelta {
         /// Projection to the inputs of betas and decays.
         ba: L,
@@ -198,10 +198,10 @@ pub(crate) enum FeedForward<N, L, R> {
 /// An MLP and experts. Their outputs, each normalized, are added.
 #[derive(Debug)]
 pub(crate) struct ExpertsBesideMlp<N, L, R> {
-    /// It reads the sublayer's input.
+    /// The MLP; it reads the sublayer's input.
     pub(crate) mlp: Mlp<L>,
     pub(crate) mlp_out_norm: N,
-    /// It reads the residual stream, normalized for its router and for the experts.
+    /// The experts; they and their router read the residual stream, each after its own norm.
     pub(crate) routed: RoutedExperts<L, R>,
     pub(crate) router_norm: N,
     pub(crate) in_norm: N,
@@ -211,7 +211,7 @@ pub(crate) struct ExpertsBesideMlp<N, L, R> {
 /// An MLP, or one expert.
 #[derive(Debug)]
 pub(crate) struct Mlp<L> {
-    /// First matrix; if gated, the gate's rows, then those of `up`.
+    /// First matrix; if gated, the gate's rows, then the rows of `up`.
     pub(crate) up: L,
     /// Last matrix.
     pub(crate) down: L,
@@ -377,7 +377,7 @@ impl<N, L, R> FeedForward<N, L, R> {
         of_dense.chain(routed.into_iter().flat_map(RoutedExperts::linears))
     }
 
-    /// Its small matrices that decide.
+    /// Its routing matrices.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
         self.parts().1.into_iter().flat_map(RoutedExperts::routers)
     }
@@ -410,7 +410,7 @@ impl<L, R> RoutedExperts<L, R> {
         mlps.flat_map(|mlp| [&mlp.up, &mlp.down]).chain(self.latent.iter().flatten())
     }
 
-    /// Its small matrices that decide.
+    /// Its routing matrices.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
         [&self.router].into_iter().chain(self.shared.iter().filter_map(|shared| shared.gate.as_ref()))
     }

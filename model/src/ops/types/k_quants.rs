@@ -45,7 +45,7 @@ impl KBlock {
         })
     }
 
-    /// The same as blocks of 32, with scales and minima rounded to f16; only for formats with one scale per 32.
+    /// The block as blocks of 32, with scales and minima rounded to f16; only for formats with one scale per 32.
     pub(crate) fn small_blocks(&self) -> [QuantizedBlock; K_PARTS] {
         array::from_fn(|part| {
             let product = |unit: f32, own: i8| f16::from_f32(unit * f32::from(own));
@@ -73,7 +73,7 @@ impl MxBlock {
         self.values.map(|value| self.scale.to_f32() * f32::from(value))
     }
 
-    /// The same with a scale of f16, if that has the scale's exponent.
+    /// The block with an f16 scale, if f16 has the scale's exponent.
     pub(crate) fn small_block(&self) -> Option<QuantizedBlock> {
         let scale = f16::from_f32(self.scale.to_f32());
         let is_exact = scale.to_f32() == self.scale.to_f32();
@@ -94,7 +94,7 @@ pub(crate) struct GroupRun {
 /// The scales of a matrix of 8-bit floats.
 #[derive(Clone, Debug)]
 pub(crate) struct Fp8Scales {
-    /// Of each block, row of blocks after row of blocks.
+    /// The scale of each block, one row of blocks after the other.
     pub(crate) values: Vec<f32>,
     /// Rows and inputs of a block; the last blocks may be smaller.
     pub(crate) block: [usize; 2],

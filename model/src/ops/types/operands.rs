@@ -39,7 +39,7 @@ pub(crate) struct NormParts {
 /// Norms of queries and keys.
 #[derive(Clone, Debug)]
 pub(crate) struct QkNormParts<N> {
-    /// Of queries, and of keys.
+    /// Norm of queries, and of keys.
     pub(crate) norms: [N; 2],
     /// Whether each head is normalized alone, or all together.
     pub(crate) span: QkNormSpan,
@@ -87,7 +87,7 @@ pub(crate) struct RelativeScores {
 }
 
 impl RelativeScores {
-    /// Of the distances from `-reach` on, `values [n_heads, n_distances]`.
+    /// `values [n_heads, n_distances]` are the biases for the distances from `-reach` on.
     pub(crate) fn new(values: Vec<f32>, n_distances: usize, reach: usize) -> Self {
         Self { values, n_distances, reach }
     }
@@ -134,7 +134,7 @@ pub(in crate::ops) fn document_ends(positions: &[u32]) -> Vec<usize> {
 /// The rows of one sequence in a step over the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct PagedRows {
-    /// Which rows of the step.
+    /// The rows of the step.
     pub(crate) rows: Range<usize>,
     /// Position of the first of these rows in its sequence.
     pub(crate) start: usize,
@@ -274,7 +274,7 @@ pub(crate) struct Dropout {
     pub(crate) probability: f64,
     /// Random seed of the forward pass.
     pub(crate) seed: u64,
-    /// Which tensor of the pass.
+    /// Identifies the tensor in the pass.
     pub(crate) place: u32,
 }
 

@@ -10,11 +10,11 @@ pub(in crate::ops) const STATE_COLUMNS: usize = 32;
 /// Consecutive rows of one sequence or document. They follow one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentSpan {
-    /// Which rows of the step.
+    /// The rows of the step.
     pub(crate) rows: Range<usize>,
     /// Whether the span starts its sequence: the state before it is then zero, and not read.
     pub(crate) is_first: bool,
-    /// The slot of the pool in which the sequence's state is kept. Without one, the state is forgotten behind the last row.
+    /// The slot of the pool in which the sequence's state is kept. `None`: the state is dropped after the last row.
     pub(crate) slot: Option<usize>,
 }
 
@@ -26,8 +26,8 @@ pub(crate) struct RecurrentRows {
 }
 
 impl RecurrentRows {
-    /// `batch` sequences of `seq_len` rows, one behind the other, without states before or behind them. With `positions`
-    /// (`[batch * seq_len]`, the place of each row in its document), a row at 0 begins a document of its own.
+    /// `batch` sequences of `seq_len` rows, one after the other, without states before or after them. With `positions`
+    /// (`[batch * seq_len]`, the position of each row in its document), a row at 0 begins a new document.
     ///
     /// # Panics
     /// Unless there is a position for each row.

@@ -59,7 +59,7 @@ pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
 pub(in crate::ops) struct QkNormalize {
     pub(in crate::ops) span: QkNormSpan,
     pub(in crate::ops) options: AttentionOptions,
-    /// Of both norms.
+    /// Options of both norms.
     pub(in crate::ops) norm: NormOptions,
 }
 

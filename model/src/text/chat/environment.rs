@@ -42,7 +42,7 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
         .lstrip_blocks(true)
         .build()
         .map_err(|error| compile_error(&error, origin))?;
-    // Filters, tests and methods are those of `python`.
+    // Filters, tests and methods come from `python`.
     let mut environment = Environment::empty();
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);

@@ -92,7 +92,7 @@ mod tests {
     /// Also trims, as Gemma's templates do.
     const BOTH: &str = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content | trim }}{% else %}\
                         {% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}{% endfor %}";
-    /// Of a system message's parts it writes only the first.
+    /// Writes only the first part of a system message.
     const FIRST: &str = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% elif m.role == \
                          'system' %}{{ m.content[0].text }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}\
                          {% endif %}{% endfor %}";

@@ -19,7 +19,7 @@ pub struct EncodedTexts {
     pub n_cut: usize,
 }
 
-/// Where a text that is too long loses tokens.
+/// Which end of a text that is too long is cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutAt {
     /// Cuts the last tokens.
@@ -32,7 +32,7 @@ pub enum CutAt {
 /// The tokens that the post-processor adds before, between and after two texts.
 struct PairTemplate {
     added: [Vec<TokenId>; 3],
-    /// The kind of the first token between the texts that is of the second, and of the second text itself.
+    /// Number of tokens between the texts that have the first token type.
     n_first_kind: usize,
     has_kinds: bool,
 }

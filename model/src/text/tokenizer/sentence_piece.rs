@@ -51,7 +51,7 @@ pub(crate) fn normalizers(has_prefix: bool) -> Vec<Value> {
     prepend.into_iter().chain([replace]).collect()
 }
 
-/// The inverse of [`normalizers`], behind bytes that become characters.
+/// The inverse of [`normalizers`], applied after bytes have become characters.
 pub(crate) fn decoder(has_prefix: bool) -> Value {
     let strip = has_prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     let decoders: Vec<Value> = [
@@ -181,7 +181,8 @@ impl<'a> Model<'a> {
         if self.trims {
             stages.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
             stages.push(json!({ "type": "Replace", "pattern": { "Regex": "\\A | \\z" }, "content": "" }));
-            // The other way to put a space in front looks at the first character's place, which may have changed.
+            // Do not use the other way to add a space in front: it depends on the first character's offset, which may
+            // have changed.
             stages.extend(normalizers(self.has_prefix));
         }
         let scheme = match (self.has_prefix, options.is_legacy) {

@@ -45,7 +45,7 @@ pub(super) struct Translator {
     pub(super) cutter: ModelWrapper,
 }
 
-/// Which texts a tokenizer is for.
+/// The texts for which a tokenizer is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Source,

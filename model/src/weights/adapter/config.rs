@@ -117,7 +117,7 @@ impl NamePattern {
         Self::new(text, "^(?:", ")$")
     }
 
-    /// Matches names, or their ends behind a dot.
+    /// Matches names, or their ends after a dot.
     fn of_ends(text: &str) -> Result<Self, String> {
         Self::new(text, r"^(?:.*\.)?(?:", ")$")
     }

@@ -110,7 +110,7 @@ pub(in super::super) fn t5() -> GptConfig {
     }
 }
 
-/// BART: GPT-1's blocks behind a norm, with a bias of the logits.
+/// BART: GPT-1's blocks after a norm of the embedding, with a bias of the logits.
 pub(in super::super) fn bart() -> GptConfig {
     GptConfig {
         norm_position: NormPosition::Post,
@@ -122,7 +122,7 @@ pub(in super::super) fn bart() -> GptConfig {
     }
 }
 
-/// mBART: BART with norms before, and another behind the last block.
+/// mBART: BART with norms before attention and MLP, and one after the last block.
 pub(in super::super) fn mbart() -> GptConfig {
     GptConfig { norm_position: NormPosition::Pre, final_norm: true, ..bart() }
 }

@@ -16,7 +16,7 @@ use crate::{
 /// Weight of the load-balancing loss.
 pub(super) const BALANCE_LOSS: ConfigRow = balance_loss(0.001);
 
-/// The same with another default.
+/// As [`BALANCE_LOSS`], with another default.
 pub(super) const fn balance_loss(absent: f64) -> ConfigRow {
     number("router_aux_loss_coef", |c| &mut experts(c).balance_loss, absent)
 }
@@ -68,7 +68,7 @@ pub(super) const MELLUM_LAYERS: ConfigRow = ConfigRow::Custom {
     write: write_layer_types,
 };
 
-/// The same, with both keys written.
+/// As [`MELLUM_LAYERS`], with both keys written.
 pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, "first_k_dense_replace"],
     read: |fields, config| match fields.get(LAYER_TYPES) {
@@ -131,7 +131,7 @@ pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
 /// DeepSeek's groups; one group means no groups. A group's score is the sum of its two best scores.
 pub(super) const GROUPS: ConfigRow = groups::<1, 1>();
 
-/// The same where files may leave out these numbers.
+/// As [`GROUPS`], with defaults for these numbers.
 pub(super) const fn groups<const GROUPS: usize, const ACTIVE: usize>() -> ConfigRow {
     ConfigRow::Custom {
         keys: &["n_group", "topk_group"],

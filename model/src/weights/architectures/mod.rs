@@ -49,11 +49,11 @@ pub(super) struct Architecture {
     pub(super) model_type: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
     base: fn() -> GptConfig,
-    /// Keys of `config.json` and what they set, in the order in which they are read.
+    /// The keys of `config.json` and the fields that they set, in the order in which they are read.
     config: &'static [&'static [ConfigRow]],
     /// Keys that would change the computation, and the one value that is supported.
     fixed: &'static [(&'static str, Fixed)],
-    /// Which tensors make which parameters.
+    /// The tensors of each parameter.
     names: &'static [&'static [NameRow]],
     /// See [`TensorNames`].
     base_prefix: &'static str,

@@ -22,7 +22,7 @@ pub(super) const LIKE_LLAMA: Architecture = Architecture {
     base_prefix: "model.",
 };
 
-/// The same of the first GPTs.
+/// As [`LIKE_LLAMA`], for the first GPTs.
 pub(super) const LIKE_GPT2: Architecture = Architecture {
     class: "",
     model_type: "",

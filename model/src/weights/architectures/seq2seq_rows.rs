@@ -47,7 +47,7 @@ pub(super) const T5_LAYERS: ConfigRow = custom(
     },
 );
 
-/// Names of the MLP's kind: the nonlinearity, behind `gated-` if it is gated.
+/// Names of the MLP's kind: the activation, with the prefix `gated-` if it is gated.
 const FEED_FORWARD: &[(&str, Activation, bool)] = &[
     ("relu", Activation::Relu, false),
     ("gated-gelu", Activation::GeluTanh, true),

@@ -73,15 +73,15 @@ pub(super) const EXAONE_EPS: ConfigRow = custom(
     |config, written| drop(written.insert("rms_norm_eps".to_owned(), json!(config.norm_eps))),
 );
 
-/// Where the older form of rotary positions is written, Mellum's class reads it in place of the newer one, and cannot.
+/// Mellum's class reads the older form of rotary positions in place of the newer one if it is written, and fails.
 pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
     &[],
     |_, _| Ok(()),
     |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
 );
 
-/// nanochat normalizes queries and keys behind the rotation. That makes no difference, as the norms have no weights, unless the
-/// rotation scales. Behind the row of rotary positions.
+/// nanochat normalizes queries and keys after the rotation. Since the norms have no weights, this makes no difference
+/// unless the rotation scales. Must follow the row of rotary positions.
 pub(super) const NANOCHAT_NORMS: ConfigRow = custom(
     &[],
     |_, config| {
@@ -189,7 +189,7 @@ pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
     |_, _| {},
 );
 
-/// Muse Glimmer multiplies queries by this behind their norm. Behind the row of the heads.
+/// Muse Glimmer multiplies queries by this after their norm. Must follow the row of the heads.
 pub(super) const MUSE_SCORES: ConfigRow = custom(
     &["qk_scale_factor"],
     |fields, config| {

@@ -19,14 +19,14 @@ pub(in super::super) enum WindowKeys {
     None,
     /// One window for all layers; `null` means none.
     All {
-        /// Where the key is not there at all.
+        /// The default if the key is absent.
         absent: Option<usize>,
     },
     /// One window for all layers, if `use_sliding_window`.
     Used,
     /// A window for the layers from `max_window_layers` on. Newer files list the layers' kinds.
     From {
-        /// `max_window_layers` where it is not there.
+        /// The default of `max_window_layers`.
         absent: usize,
         /// Whether `use_sliding_window` must be set for it.
         is_flagged: bool,

@@ -1,5 +1,5 @@
 //! Classes for text with images or sound, whose text part is a class of the table. Only the text part is opened: its
-//! configuration becomes that of the text class, and the tensors of the other parts are not read.
+//! configuration is converted to the text class's form, and the tensors of the other parts are not read.
 
 use std::path::Path;
 
@@ -173,9 +173,9 @@ pub(in super::super) fn text_part(
 
 /// The part of the model to which a tensor of a wrapper's files belongs.
 pub(in super::super) enum WrappedTensor<'a> {
-    /// One of the text class, under this name.
+    /// A tensor of the text class, with this name.
     Text(&'a str),
-    /// One of another part.
+    /// A tensor of another part.
     Other,
 }
 

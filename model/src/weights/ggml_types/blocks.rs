@@ -183,7 +183,8 @@ fn four_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
     numbers
 }
 
-/// The numbers of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 numbers.
+/// The numbers of a `Q5_K` block. As `Q4_K`, preceded by 32 bytes whose `n`th bits are the fifth bits of the `n`th 32
+/// numbers.
 fn five_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
     let (high, low) = bytes.split_at(32);
     let mut numbers = four_bits(low);

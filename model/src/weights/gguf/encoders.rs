@@ -25,7 +25,7 @@ use crate::{
 const BOTH_WAYS: ConfigRow =
     of_key(&["attention.causal"], |fields, _| fields.only("attention.causal", Fixed::Flag(false)));
 
-/// Kinds of tokens, and norms behind attention and MLP.
+/// Token types, and norms after attention and MLP.
 const BERT_NAMES: &[NameRow] = &[
     same("type_embed.weight", "token_types.weight"),
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_output_norm.weight"),

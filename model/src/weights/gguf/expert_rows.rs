@@ -153,7 +153,7 @@ pub(super) const NAMES: &[NameRow] = &[
     same("blocks.{}.experts.shared_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"),
 ];
 
-/// The same of experts without gates.
+/// As [`NAMES`], for experts without gates.
 pub(super) const UNGATED_NAMES: &[NameRow] = &[
     same(UP, "blk.{}.ffn_up_exps.weight").of_all_experts(),
     same("blocks.{}.experts.shared.up.weight", "blk.{}.ffn_up_shexp.weight"),

@@ -23,7 +23,7 @@ use crate::{
 /// The architecture's name.
 pub(super) const GEMMA4: &str = "gemma4";
 
-/// The rows of Gemma 4's keys but the usual sizes.
+/// The rows of Gemma 4's keys, except the usual sizes.
 pub(super) const GEMMA4_ROWS: &[ConfigRow] =
     &[WINDOWS, SHARED, HEADS, ROTATIONS, RMS_EPS, GEMMA3_LOGIT_CAP, EXPERTS, PER_LAYER_INPUTS];
 

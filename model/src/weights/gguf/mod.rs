@@ -76,7 +76,7 @@ const TEMPLATE: &str = "tokenizer.chat_template";
 /// The template for conversations with tools.
 const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
 const SAMPLING_PREFIX: &str = "general.sampling.";
-/// Keys behind [`SAMPLING_PREFIX`], and their names in `generation_config.json`.
+/// Keys after [`SAMPLING_PREFIX`], and their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_k", "top_k"),
@@ -185,7 +185,7 @@ fn own_pooling(metadata: &Metadata<'_>, layers: Vec<DenseLayer>) -> Result<OwnPo
     })
 }
 
-/// Takes the layers behind the pooling out of the tensors.
+/// Removes the layers after the pooling from the tensors.
 fn take_dense_layers(tensors: &mut TensorTable<'_>) -> Result<Vec<DenseLayer>> {
     const NAMES: [&str; 2] = ["dense_2", "dense_3"];
     let is_there = |name: &&&str| tensors.get(&format!("{name}.weight")).is_some();
@@ -339,7 +339,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     Ok((gguf, config))
 }
 
-/// Takes out the tensors of layers behind the model's, which predict more than one token.
+/// Removes the tensors of extra layers after the model's, which predict further tokens.
 fn pass_over_layers_from(n_layers: usize, tensors: &mut TensorTable<'_>) -> Result<()> {
     let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
     let is_kept = |name: &str| layer(name).is_none_or(|layer| layer < n_layers);

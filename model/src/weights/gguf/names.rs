@@ -1,4 +1,4 @@
-//! Which tensors of GGUF files make which parameters.
+//! The tensors of GGUF files for each parameter.
 
 use super::super::tensor_names::{
     NameRow,

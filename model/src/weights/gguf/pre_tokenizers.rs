@@ -95,7 +95,7 @@ const ALL: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["superbpe"],
         splits: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
-        // In front of the first group of three that groups of three follow to the end, then behind each but the last.
+        // Split before the groups of three digits at the end of a number, then after each of these groups but the last.
         linear: Some(&[r"\p{N}+", r"(?<!\d{3})(?=(?:\d{3})+(?:\D|\z))", r"\d{3}(?=\d{3})"]),
         ..PLAIN
     },

@@ -93,7 +93,7 @@ fn read_config(fields: &Fields<'_>) -> Result<GptConfig> {
         ("n_expert", Fixed::Nothing),
         ("latent_attention", Fixed::Nothing),
         ("first_k_dense_replace", Fixed::Nothing),
-        // The name of `sliding_window_indices` in older versions, which counted in another way.
+        // The name of `sliding_window_indices` in older versions, which counted layers differently.
         ("sliding_window_layer_placing", Fixed::Nothing),
     ] {
         fields.only(key, only)?;

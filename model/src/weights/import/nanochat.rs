@@ -1,5 +1,6 @@
-//! nanochat's `model_NNNNNN.pt`, in the form that `transformers` has a class for: norms without weights, queries and keys
-//! normalised, squared ReLU, logits capped at 15. Later forms have more tensors, and are refused by their names.
+//! nanochat's `model_NNNNNN.pt`, in the form that `transformers` has a class for: norms without weights, queries and
+//! keys normalised, squared ReLU, logits capped at 15. Later forms have more tensors, and are rejected with the names
+//! of these.
 
 use std::{
     borrow::Cow,

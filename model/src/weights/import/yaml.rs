@@ -1,4 +1,4 @@
-//! YAML files as JSON: plain values, lists and maps, as PyYAML writes them. Aliases, anchors and tags are refused.
+//! YAML files as JSON: plain values, lists and maps, as PyYAML writes them. Aliases, anchors and tags are rejected.
 
 use std::path::Path;
 

@@ -46,7 +46,7 @@ pub(super) enum Zeros<'a> {
     Middle,
     /// Several rows per word, `[n_groups, d_out / n]`, and an offset added to each zero point.
     ByGroup(Words<'a>, u8),
-    /// The same in the order of AWQ.
+    /// As [`ByGroup`](Self::ByGroup), in the order of AWQ.
     Awq(Words<'a>),
     /// Several rows to a word, `[d_out / n, n_groups]`.
     ByRows(Words<'a>),

@@ -157,7 +157,7 @@ fn child_process_saves_a_model() {
 }
 
 /// Kills a save before each of its steps, with and without exchange: the folder then has the old model or the new one.
-/// The next save removes what the killed one left.
+/// The next save removes the leftovers of the killed one.
 #[test]
 fn killed_save_leaves_the_old_or_the_new_model() {
     let models = files_of_each_saved_model();
@@ -516,7 +516,7 @@ fn child_process_measures_memory_of_a_save() {
     writeln!(io::stdout(), "{STOPPED} {taken} {}", bytes / 1024).unwrap();
 }
 
-/// In a process of its own, so that no other test is measured.
+/// In a separate process, so that no other test is measured.
 #[cfg(target_os = "linux")]
 #[test]
 fn saving_needs_less_memory_than_a_quarter_of_the_model() {

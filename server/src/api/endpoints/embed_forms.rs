@@ -101,7 +101,7 @@ enum EmbeddingType {
     Float,
     /// The signs as bits, the first component highest.
     Unsigned,
-    /// The same bytes less 128.
+    /// As unsigned bytes, minus 128.
     Signed,
     Base64,
 }

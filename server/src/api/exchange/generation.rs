@@ -69,7 +69,7 @@ pub(crate) struct GenerateParams {
     pub(crate) stream: Option<UsageReports>,
     /// Number of alternatives to report per generated token. `None`: no log-probabilities.
     pub(crate) logprobs: Option<usize>,
-    /// The same for the prompt (`prompt_logprobs`).
+    /// Number of alternatives to report per prompt token (`prompt_logprobs`).
     pub(crate) prompt_logprobs: Option<usize>,
     /// Whether to report token ids (`return_token_ids`).
     pub(crate) returns_token_ids: bool,
@@ -149,7 +149,8 @@ impl GenerateParams {
         Self::with_choices(fields, max_tokens, sampling, choices)
     }
 
-    /// The same for an endpoint with one answer per request, which has read `answer` itself.
+    /// As [`from_fields`](Self::from_fields), for an endpoint with one answer per request, which has read `answer`
+    /// itself.
     ///
     /// # Errors
     /// Also 400 for fields of the completion endpoints that would change the answer.

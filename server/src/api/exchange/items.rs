@@ -22,11 +22,11 @@ pub(crate) enum Item {
 /// The change of the item with this index.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// It began. Its text, or its arguments, are empty so far.
+    /// The item began. Its text or arguments are still empty.
     Opened(usize),
     /// This text, or these arguments, were added.
     Grown { index: usize, text: String, logprobs: Vec<TokenEntry> },
-    /// It is complete, or the answer was cut off within it.
+    /// The item is complete, or the answer was cut off within it.
     Closed(usize),
 }
 

@@ -12,7 +12,7 @@ use hearth_model::{
 use super::vectors::{Tokens, Wanted, cannot_encode};
 use crate::api::error::ApiError;
 
-/// Which part a text has in a search.
+/// The role of a text in a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Query,

@@ -67,7 +67,7 @@ impl TextUse {
         Ok(fields.one_of("input_type", &INPUT_TYPES)?.map_or(Self::Unsaid, Self::Usual))
     }
 
-    /// Whether they are for queries of a model that reads these in another way than documents.
+    /// Whether the texts are queries of a model that reads queries differently from documents.
     pub(crate) fn is_query(&self) -> bool {
         match self {
             Self::Usual(input_type) => *input_type == InputType::Query,

@@ -288,7 +288,7 @@ impl ModelThoughts {
         is_closed: bool,
     ) -> Result<AnswerStart, ApiError> {
         let tokenizer = &model.tokenizer;
-        // Calls have marks of their own.
+        // Calls have separate marks.
         let [after_thought, without_thought] = if structure.has_calls() { ["", ""] } else { self.form.before_answer };
         let may_think =
             !self.has_begun && !is_opened && !is_closed && self.thinks.unwrap_or_else(|| !self.form.opens_with_words());

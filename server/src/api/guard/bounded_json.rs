@@ -16,7 +16,7 @@ const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 /// bytes of text become a [`Value`] of 72 bytes, and the capacity of a list exceeds its length by up to a quarter.
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
-/// The same for all other fields together, not counting strings.
+/// Limit for all other fields together, without strings: bytes of memory per byte of the body.
 pub(crate) const OTHER_BYTES_PER_BYTE: usize = 8;
 
 /// Memory of an object member in bytes: name, value, and entry in a hash table that may be half empty.

@@ -32,7 +32,7 @@ pub(crate) const LONG_BODY_BYTES: usize = 1 << 16;
 /// Number of kinds of long [`WorkClass`].
 const N_LONG: usize = WorkClass::Short as usize;
 
-/// Number of works of each long kind that may go on after their turn was given back.
+/// Maximum number of works of each long kind that may continue after their turn was given back.
 const MAX_LEFT_BEHIND: usize = 1;
 
 /// Minimum number of threads for [`AppState::prepare`](crate::api::wire::state::AppState::prepare): for each kind of
@@ -443,7 +443,7 @@ mod tests {
         assert!(turn.acquire(0, AdmissionWait::default()).await.is_ok());
     }
 
-    /// Work that hangs until the test lets it go on.
+    /// Work that hangs until the test lets it continue.
     #[tokio::test]
     async fn turn_is_given_back_when_its_client_has_gone_or_its_work_takes_too_long() {
         for step_timeout in [Duration::from_secs(3600), Duration::from_millis(5)] {

@@ -7,7 +7,7 @@ pub(crate) enum Scanned {
     Open,
     /// A list or object that ends after this many bytes of the last piece.
     End(usize),
-    /// Neither.
+    /// Neither: the text is malformed.
     Malformed,
 }
 
@@ -44,7 +44,7 @@ enum Expected {
     Text(StringOf),
     /// The character after a backslash.
     Escape(StringOf),
-    /// So many hexadecimal digits.
+    /// This many hexadecimal digits.
     Hex(StringOf, u8),
     /// The rest of `true`, `false` or `null`.
     Word(&'static [u8]),

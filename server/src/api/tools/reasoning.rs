@@ -11,7 +11,7 @@ use super::{
     tool_parser::ToolParser,
 };
 
-/// Where thoughts go.
+/// Where thoughts are reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ReasoningFormat {
     /// Apart from the content.
@@ -19,7 +19,7 @@ pub(crate) enum ReasoningFormat {
     Apart,
     /// Into the content, as the model wrote them.
     InContent,
-    /// Nowhere: the client does not want them.
+    /// Nowhere: the client does not want thoughts.
     Omitted,
 }
 
@@ -71,8 +71,8 @@ impl AnswerReader {
         Self { follows_grammar: true, ..self }
     }
 
-    /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
-    /// as its continuation.
+    /// For text that begins within a thought, which one of these marks closes: directly after the opening mark, or as a
+    /// continuation of the thought.
     pub(crate) fn within_thought(mut self, closes: Option<&'static [&'static str]>, is_continued: bool) -> Self {
         if closes.is_some() {
             (self.is_after_mark, self.has_text) = (!is_continued, is_continued);

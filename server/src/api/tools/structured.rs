@@ -30,7 +30,7 @@ pub(crate) struct Structure {
     schemas: Vec<(String, Value)>,
     /// Special tokens that the grammar refers to.
     special_tokens: Vec<TokenId>,
-    /// If it holds only in parts of the answer.
+    /// Set if the structure applies only to parts of the answer.
     in_text: Option<InText>,
 }
 

@@ -183,9 +183,9 @@ enum Found {
 
 /// Why a text does not start with calls.
 enum NoCalls {
-    /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.
+    /// The text is incomplete. Its last `n_json` bytes are the beginning of a JSON value.
     Cut { n_json: usize },
-    /// It is incomplete, at least until this comes.
+    /// The text is incomplete, at least until it contains this.
     Until(&'static str),
     /// This many bytes are something else.
     Content(usize),

@@ -71,7 +71,7 @@ impl Fields {
         self.take(name)
     }
 
-    /// The same for a required field; `allowed` describes the allowed values for error messages.
+    /// As [`take_as`](Self::take_as), for a required field; `allowed` describes the allowed values for error messages.
     pub(crate) fn require_as(
         &mut self,
         name: &'static str,

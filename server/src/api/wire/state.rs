@@ -51,7 +51,7 @@ impl AppState {
         Self::loading_with(model_id, ApiOptions::default())
     }
 
-    /// The same with these settings.
+    /// As [`loading`](Self::loading), with these settings.
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
@@ -187,7 +187,7 @@ impl AppState {
         &self.0.model_id
     }
 
-    /// The names that requests may choose by `model`: the served model's, its aliases, then those of adapters.
+    /// The names that requests may choose by `model`: the served model's, its aliases, then the names of adapters.
     pub(crate) fn model_names(&self) -> Vec<String> {
         let adapters = self.engine().map(|engine| engine.adapters().list()).unwrap_or_default();
         let own = std::iter::once(self.model_id()).chain(self.options().aliases.names().iter().map(String::as_str));
@@ -221,7 +221,7 @@ impl AppState {
         self.prepare_in_parts(preparation, wait, |_| work()).await
     }
 
-    /// The same for work that reports its progress, and may end early once its client has gone.
+    /// As [`prepare`](Self::prepare), for work that reports its progress, and may end early once its client has gone.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).

@@ -35,7 +35,7 @@ impl TextOrIds {
         Self::of_value(name, &value)
     }
 
-    /// The same for an optional field.
+    /// As [`from_fields`](Self::from_fields), for an optional field.
     pub(crate) fn from_fields_if_any(fields: &mut Fields, name: &'static str) -> Result<Option<Vec<Self>>, ApiError> {
         let value = fields.take_as(name, schema).filter(|value| !value.is_null());
         value.map(|value| Self::of_value(name, &value)).transpose()

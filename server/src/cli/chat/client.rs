@@ -128,7 +128,7 @@ async fn accepted(response: Response<Body>) -> anyhow::Result<Response<Body>> {
     let message = serde_json::from_slice::<Value>(&body).ok().and_then(|body| message(&body));
     match message {
         Some(message) if status == StatusCode::UNAUTHORIZED => {
-            // Its hint is for programs.
+            // The hint in the error is for programs.
             let what = message.split("\nhint: ").next().unwrap_or_default();
             bail!("{what}\nhint: give a key that the server accepts with `--api-key` or in `HEARTH_API_KEY`")
         }

@@ -21,7 +21,7 @@ pub(super) struct Remote {
     url: String,
     host: String,
     port: u16,
-    /// In front of the API's paths; without a slash at the end.
+    /// Prefix of the API's paths, without a slash at the end.
     prefix: String,
     /// The header `host`.
     authority: HeaderValue,

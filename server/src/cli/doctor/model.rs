@@ -40,13 +40,13 @@ pub(super) struct ModelReport {
     max_context_tokens: usize,
     kv_cache_dtype: String,
     kv_bytes_per_token: usize,
-    /// Of the recurrent layers, for each sequence.
+    /// Bytes of the recurrent layers' state per sequence.
     state_bytes: usize,
     /// Number of states kept of prompts and answers by default (`--kept-states`); each takes `state_bytes`.
     kept_states: usize,
     /// Bytes of the weights that belong to a prediction head, which is opened only for `--speculative mtp`.
     prediction_head_bytes: u64,
-    /// Of a token, in the head.
+    /// Bytes per token of the prediction head's keys and values.
     prediction_head_kv_bytes: usize,
     /// The weights, and keys and values of one text that fills the context.
     needed_bytes: u64,
@@ -105,7 +105,7 @@ impl ModelReport {
         let kv_dtype = if is_quantized && KvDtype::F16.is_for(device) { KvDtype::F16 } else { KvDtype::F32 };
         let kv_bytes_per_token = kv_dtype.bytes_per_token(&config);
         let state_bytes = config.state_bytes();
-        // Of a model that is not on this machine, no tensors are known.
+        // The tensors of a model that is not on this machine are unknown.
         let prediction_head_bytes = match &files {
             Files::Here(path) => model_dir::prediction_head_bytes(path)?,
             Files::Hub(_) => 0,

@@ -77,7 +77,7 @@ pub(super) const THINGS: [Noun; 16] = [
     noun("stone", "stones", "gruda"),
 ];
 
-/// Where it happens.
+/// Places of actions.
 pub(super) const PLACES: [Noun; 8] = [
     noun("castle", "castles", "bergan"),
     noun("forest", "forests", "silma"),

@@ -155,7 +155,7 @@ fn lines<'a>(written: &'a [MethodTexts], passages: &[Passage], tokenizer: &Token
                 passage: at,
                 prompt: decode(&passages[at].prompt),
                 text: decode(&written.texts[at]),
-                // Of an empty text NaN, which JSON has as null.
+                // For an empty text NaN, which is null in JSON.
                 perplexity: (nats / logprobs.len() as f64).exp(),
             }
         })

@@ -1,4 +1,4 @@
-//! The decoding methods of the table in [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751), and later ones beside them.
+//! The decoding methods of the table in [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751), and later ones.
 
 use anyhow::{Result, anyhow};
 use hearth_model::decode::sampling::{

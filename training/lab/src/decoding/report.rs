@@ -15,7 +15,7 @@ pub struct DecodingReport {
     pub n_passages: usize,
     /// Most tokens of a continuation.
     pub max_tokens: usize,
-    /// Resampled sets behind each interval.
+    /// Number of resampled sets for each interval.
     pub n_resamples: usize,
     /// The seed of sampling and resampling.
     pub seed: u64,
@@ -34,7 +34,7 @@ pub struct MethodRow {
     pub perplexity: BootstrapEstimate,
     /// Mean BLEU of a text against all others, orders 1 to 4.
     pub self_bleu_4: BootstrapEstimate,
-    /// The same with order 5.
+    /// As `self_bleu_4`, with order 5.
     pub self_bleu_5: BootstrapEstimate,
     /// The exponent of the rank-frequency distribution of tokens.
     pub zipf: BootstrapEstimate,

@@ -56,7 +56,7 @@ pub(super) enum Step<'g> {
     End,
 }
 
-/// A possible way to go on.
+/// A possible continuation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice<'g> {
     pub(super) weight: u64,
@@ -143,7 +143,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// Whether `text` can go on with this choice, as far as the choice itself shows.
+    /// Whether `text` can continue with this choice, as far as the choice itself shows.
     #[cfg(test)]
     pub(super) fn begins(&self, choice: &Choice<'g>, text: &str) -> bool {
         match choice.way {

@@ -77,7 +77,7 @@ struct Report {
     /// Accuracy of the model's own classification head, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     head: Option<Accuracy>,
-    /// Of a language model.
+    /// Results for a language model.
     #[serde(skip_serializing_if = "Option::is_none")]
     label_tokens: Option<LabelTokens>,
     seconds: f64,

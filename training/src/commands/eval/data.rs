@@ -21,7 +21,7 @@ pub(super) struct DataArgs {
     out: OutArgs,
 }
 
-/// Where details go.
+/// Output file for details.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OutArgs {
     /// Write the result for each text or item to this file, one JSON object per line

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
 
-    /// Which judgments: `qrels/SPLIT.tsv`
+    /// Split of the relevance judgments: `qrels/SPLIT.tsv`
     #[arg(long, default_value = "test")]
     split: String,
 

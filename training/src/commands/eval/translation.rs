@@ -23,7 +23,8 @@ use super::data::{DataArgs, unescaped};
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
 /// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or
-/// `completion`. An encoder-decoder reads the prompt as its source. Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
+/// `completion`. An encoder-decoder reads the prompt as its source. Scores are computed as in sacrebleu and
+/// rouge-score. `--out` has prompts, hypotheses and references.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -218,7 +218,7 @@ impl TextItems {
         let is_of_vectors =
             |name: &str| name == "modules.json" || name.contains("_Dense/") || name.contains("_Pooling/");
         if let Some(head) = head {
-            // They would describe another model.
+            // These files would describe another model.
             data.tokenizer_files.retain(|(name, _)| !is_of_vectors(name));
             return Ok(Data { classifier: Some(head.classifier), ..data });
         }

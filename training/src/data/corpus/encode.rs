@@ -119,7 +119,7 @@ impl Encoder {
             Cutting::Pieces => pieces(text).collect(),
             Cutting::Whole => vec![text],
         };
-        // Of several errors, the first in the order of the text is reported, whichever thread is faster.
+        // If there are several errors, the first in the order of the text is reported, whichever thread is faster.
         let ids: Vec<Result<Vec<TokenId>>> = parts.into_par_iter().map(|part| self.encode(part)).collect();
         let ids = ids.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(ids.concat())
@@ -130,7 +130,7 @@ impl Encoder {
 enum Splitting {
     /// With the implementation here.
     Words(WordSplit),
-    /// In a way that never joins text across [`place_to_cut`](super::document_chunk::place_to_cut).
+    /// By the library, in a way that never joins text across [`place_to_cut`](super::document_chunk::place_to_cut).
     Known,
 }
 

@@ -15,7 +15,7 @@ use super::{
     source::{Files, Origin},
 };
 
-/// Which texts of a folder count that has files of examples, too.
+/// Which texts count in a folder that also has files of examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextsBeside {
     /// Texts by their names (`.txt`): the other files describe the data.

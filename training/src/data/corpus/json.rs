@@ -110,7 +110,7 @@ pub fn is_json(start: &[u8]) -> bool {
     };
     match serde_json::from_slice::<Members>(line.trim_ascii_end()) {
         Ok(members) => !members.is_empty(),
-        // The line may go on.
+        // The line may continue.
         Err(error) => !is_whole && error.is_eof() && is_object(line),
     }
 }
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Array<'_> {
     }
 }
 
-/// Where an object is.
+/// The place of an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     path: &'a Path,

@@ -59,7 +59,7 @@ const BEGINS: [&str; 9] = [
     "<\u{ff5c}begin\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// Marks behind a document.
+/// Marks after a document.
 const ENDS: [&str; 6] = [
     "<|endoftext|>",
     "</s>",
@@ -177,7 +177,7 @@ impl Marks {
         {
             return Some(mark);
         }
-        // In HTML these are other things, so they count only at the end of a line or of the text.
+        // In HTML these strings have other meanings, so they count only at the end of a line or of the text.
         let ends_line = |mark: &str| {
             let (at, mark) = found(mark)?;
             let rest = &text[at + mark.len()..];

@@ -218,7 +218,7 @@ mod tests {
         let both = [one.clone(), two.clone()].concat();
         assert_eq!(read("plain", &both).unwrap(), both);
         assert_eq!(read("a.gz", &[gzip(&one), gzip(&two)].concat()).unwrap(), both);
-        // Some programs pad files with zeros; other bytes behind the last member are damage.
+        // Some programs pad files with zeros; other bytes after the last member are damage.
         assert_eq!(read("a.gz", &[gzip(&one), gzip(&two), vec![0; 100_000]].concat()).unwrap(), both);
         assert!(read("a.gz", &[gzip(&one), vec![0; 10], b"x".to_vec()].concat()).is_err());
         assert!(read("a.gz", &[gzip(&one), b"x".to_vec()].concat()).is_err());
@@ -275,7 +275,7 @@ mod tests {
             assert!(read_to_string(&path).unwrap() == text);
             assert!(read("a.txt", &bytes[..bytes.len() - 1]).is_err(), "half a unit");
         }
-        // Without a mark, it is UTF-8 with a NUL behind each letter.
+        // Without a mark, it is UTF-8 with a NUL after each letter.
         fs::write(&path, b"h\0i\0").unwrap();
         let error = read_to_string(&path).unwrap_err().to_string();
         assert!(error.contains("NUL character at offset 1") && error.contains("iconv -f UTF-16LE -t UTF-8"), "{error}");

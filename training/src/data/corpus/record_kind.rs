@@ -355,7 +355,7 @@ impl RecordKind {
                 "both must answer the same prompt",
             ));
         }
-        // Of two equal conversations, the last message is the answer.
+        // If both conversations are equal, the last message is the answer.
         let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
         // As in UltraFeedback: the prompt's text next to conversations that begin with it.
         if let Some(text) = text.filter(|text| chosen[..first].iter().all(|turn| turn.message.content != **text)) {

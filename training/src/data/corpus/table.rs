@@ -64,7 +64,7 @@ struct Rows<'a, R> {
     n_lines: u64,
 }
 
-/// Where in a value the reader is.
+/// The reader's position within a value.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Start,

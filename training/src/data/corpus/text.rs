@@ -314,7 +314,7 @@ impl<'a> Cutter<'a> {
             return sink(DocumentChunk { is_rendered: self.is_rendered, ..DocumentChunk::text(text, true) });
         }
         if self.has_end && text.trim().is_empty() {
-            // Between two marks, or behind the last.
+            // Between two marks, or after the last.
             return Ok(());
         }
         send_document(text, self.is_rendered, self.options.cutting, sink)

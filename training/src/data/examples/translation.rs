@@ -61,7 +61,7 @@ impl TranslationEncoder {
                 ids.extend(target);
             }
         }
-        // mBART has the language behind the end.
+        // mBART has the language token after the end token.
         if !ids[1..].iter().rev().take(2).any(|id| self.eos_token_ids.contains(id)) {
             ids.extend(self.eos_token_ids.first());
         }

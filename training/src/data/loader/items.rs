@@ -19,7 +19,7 @@ pub struct Items {
     second_texts: Arc<Vec<Option<usize>>>,
 }
 
-/// Which rows of a batch belong together.
+/// The rows of a batch that belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchItems {
     /// Rows of an item, which follow each other.
@@ -56,7 +56,8 @@ impl Items {
         })
     }
 
-    /// The same items of one text each with their classes, and where the second text of each begins, if it is a pair of texts.
+    /// These items, which have one text each, with their classes, and where the second text of each begins, if it is a
+    /// pair of texts.
     #[must_use]
     pub fn with_classes(self, classes: Vec<u32>, second_texts: Vec<Option<usize>>) -> Items {
         assert!(

@@ -48,9 +48,9 @@ struct TokenTable {
     is_special: Vec<bool>,
     /// All that are not special.
     ordinary: Vec<TokenId>,
-    /// Whether it can go on with a word.
+    /// Whether the token can continue a word.
     continues: Vec<bool>,
-    /// Whether a word can go on behind it.
+    /// Whether a word can continue after the token.
     is_open: Vec<bool>,
 }
 
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// The two rows of a batch of documents, the other way round.
+    /// The two rows of a batch of documents, in reverse order.
     fn reversed(batch: Batch) -> Batch {
         let weights = batch.weights.unwrap();
         let targets = [&batch.targets[5..], &batch.targets[..5]].concat();

@@ -30,7 +30,7 @@ impl Pairs {
         Ok(Pairs { documents: Arc::new(documents), references: Arc::default() })
     }
 
-    /// The same with the log-probabilities of the reference model, a pair for each.
+    /// These pairs with the log-probabilities of the reference model, two for each pair.
     #[must_use]
     pub fn with_references(&self, references: Vec<[f32; 2]>) -> Pairs {
         assert_eq!(references.len(), self.n_pairs(), "references, one for each pair");

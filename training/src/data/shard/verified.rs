@@ -43,9 +43,9 @@ struct Stamp {
     bytes: u64,
     /// Nanoseconds from 1970 to the last change of its contents.
     modified: i64,
-    /// The same for the last change of anything about it, where the system knows.
+    /// Nanoseconds from 1970 to the last change of the file or its metadata, if the system knows.
     changed: i64,
-    /// Its number on the disk, where the system knows.
+    /// The inode number, if the system has it.
     inode: u64,
 }
 

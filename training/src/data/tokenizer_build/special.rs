@@ -29,7 +29,7 @@ pub struct SpecialTokens {
     pub bos: Option<String>,
     /// Fills up rows. Must differ from `eos`: a model that is fine-tuned with padding masked must still learn to stop.
     pub pad: Option<String>,
-    /// Stands for a hidden token. An encoder's tokenizer has one, and puts `bos` before a text and `eos` behind it.
+    /// The mask token. If set, the tokenizer is for an encoder, and puts `bos` before a text and `eos` after it.
     pub mask: Option<String>,
     /// Whether to add chat tokens and a ChatML template.
     pub has_chat: bool,
@@ -86,7 +86,7 @@ impl SpecialTokens {
     }
 }
 
-/// A post-processor that puts the token `before` in front of a text, and `behind`, if there is one, at its end.
+/// A post-processor that puts the token `before` at the start of a text, and `behind`, if given, at its end.
 pub(super) fn framed_by(before: (&str, u64), behind: Option<(&str, u64)>) -> Value {
     let token =
         |(content, _): (&str, u64), type_id: usize| json!({ "SpecialToken": { "id": content, "type_id": type_id } });

@@ -14,10 +14,10 @@ const CHAR_ORDER: usize = 6;
 /// Weight of recall relative to precision.
 const BETA: f64 = 2.0;
 
-/// Which n-grams count.
+/// The n-grams that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChrfKind {
-    /// Of characters: chrF.
+    /// N-grams of characters: chrF.
     #[default]
     Chars,
     /// Also of words, one and two: chrF++.

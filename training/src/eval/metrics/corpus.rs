@@ -21,7 +21,7 @@ pub struct Corpus {
 /// Whether upper and lower case differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Case {
-    /// They do.
+    /// Case matters.
     #[default]
     Mixed,
     /// All text is put into lower case first.

@@ -24,7 +24,7 @@ pub struct Text {
 pub struct Judgments {
     /// By the document's place in the corpus.
     pub of_documents: HashMap<usize, i64>,
-    /// Of documents that the corpus does not have, which no ranking finds.
+    /// Judgments of documents that are not in the corpus, which no ranking finds.
     pub unfound: Vec<i64>,
 }
 

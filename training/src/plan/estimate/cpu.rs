@@ -145,7 +145,7 @@ pub(super) fn peak(
     // Sums of two gradients, squares for the norm, clipped gradients: each a parameter at a time.
     account.briefly(largest_param);
     account.free((run.n_partial_sums - 1) * n_params);
-    // Of each matrix that is updated at the same time: its direction, the next one, and products of the shorter side.
+    // For each matrix that is updated at the same time: its direction, the next one, and products of the shorter side.
     account.briefly(4 * run.largest_muon * n_threads());
     account.free(n_params);
     // A parameter is saved as values and as bytes.

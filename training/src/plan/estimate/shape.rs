@@ -83,7 +83,8 @@ impl Shape<'_> {
         // Plain operations that rotate before these norms, or multiply queries, copy all.
         let copies = usize::from(gpt.qk_norm_after_rope) + usize::from(gpt.query_temperature.is_some());
         let copy = Op { kept: of_qkv, of_input: of_qkv, ..Op::default() };
-        // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
+        // The operation keeps queries, keys and values, and the logarithm of each row's sum; the product keeps its
+        // output.
         let kept = self.n_rows * gpt.n_heads;
         let attend = Op { kept, of_input: of_qkv, of_params: 0, scratch: self.attention_scratch };
         let attend = keeping(attend, of_qkv, gpt.qk_norm.then_some(of_qkv));

@@ -45,7 +45,8 @@ impl Sum for f32 {
 }
 
 impl Learner {
-    /// The same as one of the ranks of `group`, which updates its share of the parameters. It must have made no step.
+    /// Makes this learner one of the ranks of `group`, which updates its share of the parameters. It must have made no
+    /// step.
     #[must_use]
     pub fn with_group(mut self, group: &Group) -> Learner {
         if group.is_alone() {
@@ -122,7 +123,7 @@ fn of_rank(own: &LossGradients, shards: &Shards) -> Result<OfRank> {
     Ok(OfRank { loss: loss.to_bits(), balance, absent: shards.absent(&own.gradients) })
 }
 
-/// The sums of the squares of all gradients, of which each rank has some, in the order of their paths.
+/// The sums of the squares of all gradients, of which each rank has a part, in the order of their paths.
 fn squares_of_all(gradients: &Gradients, shards: &Shards) -> Result<Vec<f64>> {
     let mut own = gradients.square_sums()?;
     let numbered = shards.params().iter().enumerate().filter_map(|(number, param)| {

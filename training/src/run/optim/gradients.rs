@@ -90,7 +90,7 @@ impl Gradients {
     }
 }
 
-/// Of two backward passes of the same module.
+/// Sums the gradients of two backward passes of the same module.
 impl Sum for Gradients {
     fn sum(left: Gradients, mut right: Gradients) -> Gradients {
         let add = |(path, gradient)| {

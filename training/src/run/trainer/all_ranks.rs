@@ -18,7 +18,7 @@ pub(super) struct Signals {
 }
 
 impl Signals {
-    /// Both.
+    /// The union of both.
     pub(super) fn with(self, later: Signals) -> Signals {
         Signals { ends: self.ends.or(later.ends), saves: self.saves || later.saves }
     }

@@ -38,7 +38,7 @@ impl Trainer<'_> {
                 best.step
             ));
         }
-        // A process that ended may have saved the model of a step behind its last checkpoint.
+        // An earlier process may have saved the model of a step after its last checkpoint.
         self.kept = Best::of_model(&run.model_dir()).or(self.state.best);
         self.state.best = self.state.best.filter(|best| best.batches == self.config.eval.batches);
         if let Some(best) = self.kept.take_if(|best| best.batches != self.config.eval.batches) {

@@ -49,7 +49,7 @@ impl Trainer<'_> {
         ])
     }
 
-    /// Of all values that train.
+    /// The digest of all trained values.
     fn weights_digest(&self) -> Result<Digest> {
         struct Read {
             digester: Digester,

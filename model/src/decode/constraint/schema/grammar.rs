@@ -189,7 +189,7 @@ impl Writer<'_> {
     }
 
     fn lark(&self) -> String {
-        // One piece of white space between two tokens; more of it could go on for ever.
+        // One piece of white space between two tokens; more could repeat without end.
         let mut lark = format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{WHITESPACE}/\nstart: r0\n");
         for (id, rule) in self.rules.iter().enumerate().filter(|(_, rule)| !rule.alternatives.is_empty()) {
             let alternatives: Vec<String> = rule.alternatives.iter().map(Alternative::in_lark).collect();

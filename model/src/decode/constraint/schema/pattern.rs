@@ -118,7 +118,7 @@ impl Parts {
             Node::End => {
                 parts.empty[END] = true;
                 if dialects == Dialects::Some {
-                    // In some, `$` matches before a line break at the end.
+                    // In some dialects, `$` matches before a line break at the end.
                     parts.full[END] = one_of(&set(&[('\n', '\n')]));
                 }
             }

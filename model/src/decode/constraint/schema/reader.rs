@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         GrammarError { at: self.at(node, keyword), what: what.into() }
     }
 
-    /// Passes over a keyword that cannot be enforced, or refuses it.
+    /// Ignores a keyword that cannot be enforced, or rejects it.
     ///
     /// # Errors
     /// The schema must be enforced as a whole.

@@ -146,7 +146,7 @@ fn is_impossible(parts: Vec<RegexAst>) -> Result<bool, String> {
 pub(super) enum Matches {
     Yes,
     No,
-    /// That depends on the dialect of regular expressions.
+    /// Depends on the dialect of regular expressions.
     InSomeDialects,
 }
 

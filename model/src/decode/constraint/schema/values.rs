@@ -108,7 +108,7 @@ pub(super) struct Arrays {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Items {
     pub(super) first: Vec<Goal>,
-    /// Of the items after these.
+    /// The goal of the remaining items.
     pub(super) rest: Option<Goal>,
 }
 
@@ -140,7 +140,7 @@ pub(super) struct Objects {
 pub(super) struct Members {
     pub(super) named: Vec<(Rc<str>, Goal)>,
     pub(super) patterns: Vec<(Rc<Pattern>, Goal)>,
-    /// Of the members that are not in these.
+    /// The goal of the remaining members.
     pub(super) rest: Option<Goal>,
     /// Whether the schema lists members by name, even if it lists none.
     pub(super) lists_names: bool,
@@ -241,7 +241,7 @@ impl Numbers {
         {
             return None;
         }
-        // Of two equal bounds, the excluded one is the narrower one.
+        // If two bounds are equal, the excluded one is narrower.
         let exclusive_first = |bound: (f64, bool)| (bound.0, !bound.1);
         let most = smaller(self.most.map(exclusive_first), other.most.map(exclusive_first));
         let multiples = united(&self.multiples, &other.multiples);
@@ -389,7 +389,7 @@ impl Arrays {
         goals.fold(Goal::default(), |all, goal| all.and(goal))
     }
 
-    /// The number of items that have goals of their own.
+    /// The number of items with separate goals.
     pub(super) fn n_first(&self) -> usize {
         self.layers.iter().map(|layer| layer.first.len()).max().unwrap_or_default()
     }

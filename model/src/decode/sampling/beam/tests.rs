@@ -160,7 +160,7 @@ fn beams_at_tiny_temperatures_rank_all_tokens_by_their_logits() {
 
 #[test]
 fn early_stopping_decides_when_beam_search_ends() {
-    /// 1 begins the likely answers. They may end after two more tokens; if they do not, they go on without an end.
+    /// 1 begins the likely answers. They may end after two more tokens; if they do not, they never end.
     fn logits(prefix: &[TokenId]) -> Vec<f32> {
         let probabilities: [f32; 3] = match prefix {
             [] => [0.3, 0.65, 0.05],

@@ -49,8 +49,8 @@ const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
 const FEW_TASKS: usize = 4;
 
-/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. A head's score among
-/// `sinks [n_heads]`, if there are any, joins the softmax's denominator.
+/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. `sinks
+/// [n_heads]` adds a score per head to the softmax's denominator.
 pub(in crate::ops) fn attention_paged<E: PagedElement>(
     queries: &[f32],
     pools: [&[E]; 2],
@@ -63,7 +63,7 @@ pub(in crate::ops) fn attention_paged<E: PagedElement>(
     output
 }
 
-/// The same, written to `output`; a row of queries begins every `stride` values.
+/// As [`attention_paged`], but written to `output`; rows of queries are `stride` values apart.
 pub(super) fn attention_paged_into<E: PagedElement>(
     queries: &[f32],
     stride: usize,
@@ -158,14 +158,14 @@ pub(in crate::ops) struct Pools<'a, E> {
     stride: usize,
     keys: &'a [E],
     values: &'a [E],
-    /// Of either.
+    /// The layout of both pools.
     layout: PoolLayout,
     options: &'a AttentionOptions,
     /// `[n_heads]`.
     sinks: Option<&'a [f32]>,
 }
 
-/// Where tasks write.
+/// Outputs of tasks.
 pub(in crate::ops) struct Outputs<'a> {
     /// `[n_rows, n_heads, head_dim]`.
     whole: SharedMut<'a, f32>,

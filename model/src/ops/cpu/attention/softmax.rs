@@ -14,7 +14,7 @@ pub(super) struct SoftmaxState {
 }
 
 impl Default for SoftmaxState {
-    /// Of no positions.
+    /// The state of no positions.
     fn default() -> Self {
         Self { max: f32::NEG_INFINITY, sum: 0.0 }
     }

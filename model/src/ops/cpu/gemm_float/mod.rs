@@ -46,7 +46,7 @@ pub(super) trait PanelLine: Copy + Send + Sync + 'static {
     /// The 32 values at one input, as f32.
     fn widen(lines: &[Self]) -> [f32; PANEL];
 
-    /// The same in two registers.
+    /// As [`widen`](Self::widen), in two registers.
     ///
     /// # Safety
     /// `lines` points to [`Self::LINES`] lines.

@@ -19,7 +19,8 @@ use crate::ops::{
 const ROWS: usize = 8 * MAX_ROWS;
 /// Size of a chunk of blocks, which all rows use before the next chunk. Two chunks, one being prefetched, fit in L1.
 const CHUNK_BYTES: usize = 1 << 13;
-/// The same for more than [`FEW_ROWS`], which prefetch slowly: fewer groups of rows begin and end a chunk.
+/// Size of a chunk for more than [`FEW_ROWS`] rows, which prefetch slowly: fewer groups of rows then begin and end a
+/// chunk.
 const LONG_CHUNK_BYTES: usize = 20 << 10;
 const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Registers of a panel.
@@ -247,7 +248,7 @@ impl Prefetch {
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn unmerged<const N: usize>(inputs: &[RoundedBlock; N]) -> &[RoundedBlock; N] {
     let mut blocks: *const _ = inputs;
-    // SAFETY: emits no instruction; the pointer stays what it is.
+    // SAFETY: emits no instruction; the pointer keeps its value.
     unsafe { std::arch::asm!("/* {} */", inout(reg) blocks, options(pure, nomem, nostack, preserves_flags)) };
     // SAFETY: as borrowed by the caller.
     unsafe { &*blocks }

@@ -10,8 +10,8 @@ use crate::ops::{
 
 /// Prefetch distance in bytes. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 1 << 13;
-/// The same for one or two rows with 8-bit weights, which are prefetched into L2: L1 can wait for only a few lines at a
-/// time. This reads a tenth more bytes per second for these, but a fifth less for 4-bit weights.
+/// Prefetch distance for one or two rows with 8-bit weights, which are prefetched into L2: L1 can wait for only a few
+/// lines at a time. This reads a tenth more bytes per second for these, but a fifth less for 4-bit weights.
 const AHEAD_L2: usize = 1 << 11;
 /// The largest [`QuantBlock::TOGETHER`].
 const MOST_TOGETHER: usize = 3;
@@ -117,7 +117,7 @@ unsafe fn block_of<B: QuantBlock, const N: usize, const N_PARTS: usize>(
     for number in blocks {
         let block = &panel[number];
         for run in 0..B::RUNS {
-            // A single group of rows waits for memory: its prefetches are spread between the multiplications, since a
+            // A single group of rows is memory-bound: its prefetches are spread between the multiplications, since a
             // block's lines all at once would delay the ones needed first (one row read a seventh less). Groups that
             // take turns prefetch all at once: their multiplications are faster without prefetches in between
             // (docs/lab/cpu-products.md).

@@ -17,7 +17,7 @@ pub(super) enum Isa {
     /// 256-bit registers, fused multiply-add and conversion of f16.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same with sums of four products of bytes.
+    /// AVX2 with sums of four products of bytes (`vpdpbusd`).
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
     /// 512-bit registers.
@@ -26,7 +26,7 @@ pub(super) enum Isa {
     /// NEON with sums of four products of bytes.
     #[cfg(target_arch = "aarch64")]
     DotProd,
-    /// The same with products of small matrices of bytes.
+    /// NEON with products of small matrices of bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
 }

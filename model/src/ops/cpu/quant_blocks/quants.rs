@@ -480,6 +480,6 @@ unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m2
 #[target_feature(enable = "neon")]
 #[inline]
 fn quarter_line(line: &Line<u8, 64>, quarter: usize) -> std::arch::aarch64::uint8x16_t {
-    // SAFETY: the sixteen bytes are there.
+    // SAFETY: the slice has sixteen bytes.
     unsafe { std::arch::aarch64::vld1q_u8(line.0[16 * quarter..][..16].as_ptr()) }
 }

@@ -188,7 +188,7 @@ impl RowFactors for GroupFactors<'_> {
         use std::arch::aarch64::vld1q_f32;
         std::array::from_fn(|n| {
             let factors: [f32; 4] = std::array::from_fn(|at| self.get(4 * n + at));
-            // SAFETY: the four values are there.
+            // SAFETY: the slice has four values.
             unsafe { vld1q_f32(factors.as_ptr()) }
         })
     }
@@ -242,7 +242,7 @@ impl RowFactors for Products<'_> {
             _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_set1_ps,
         };
         let factors = self.factors.as_ptr().cast::<__m128i>();
-        // SAFETY: this function enables the target features; 16 bytes behind 16 bytes are the array of 32.
+        // SAFETY: this function enables the target features; two times 16 bytes are the array of 32.
         unsafe {
             let [left, right] = self.units.load().map(|units| _mm512_mul_ps(units, _mm512_set1_ps(self.constant)));
             let half = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
@@ -291,7 +291,7 @@ impl RowFactors for Products<'_> {
         let units = unsafe { self.units.load_fours() };
         std::array::from_fn(|n| {
             let factors: [f32; 4] = std::array::from_fn(|at| f32::from(self.factor(4 * n + at)));
-            // SAFETY: the four values are there.
+            // SAFETY: the slice has four values.
             vmulq_f32(vmulq_n_f32(units[n], self.constant), unsafe { vld1q_f32(factors.as_ptr()) })
         })
     }

@@ -13,10 +13,10 @@ use std::arch::x86_64::{
 
 use crate::ops::cpu::multiply_add;
 
-/// A register of f32, of 8 or 16 lanes. All of them give the same bits where products are fused.
+/// A register of f32, of 8 or 16 lanes. All implementations with fused products give the same bits.
 ///
 /// # Safety
-/// The machine has the instructions, and addresses point to as many numbers as a register has.
+/// The machine has the instructions, and addresses point to a register's number of values.
 pub(in crate::ops::cpu) trait Lanes: Copy {
     /// Lanes of a register.
     const WIDTH: usize;

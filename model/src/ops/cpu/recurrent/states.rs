@@ -10,7 +10,7 @@ pub(in crate::ops) struct States<'a> {
 }
 
 impl<'a> States<'a> {
-    /// In each slot of `pool [n_slots, slot_len]`, from value `first` on.
+    /// The states in the slots of `pool [n_slots, slot_len]`, from value `first` of each slot on.
     pub(in crate::ops) fn new(pool: &'a mut [f32], slot_len: usize, first: usize) -> Self {
         Self { pool: SharedMut::new(pool), slot_len, first }
     }

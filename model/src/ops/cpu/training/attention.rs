@@ -1,6 +1,6 @@
 //! Attention that never holds the probabilities of a whole sequence.
 //!
-//! The backward pass computes them again from the logarithm of each row's sum
+//! The backward pass recomputes them from the logarithm of each row's sum
 //! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). A task is one sequence and one key head.
 
 use std::{cell::RefCell, ops::Range, sync::Arc};
@@ -31,7 +31,7 @@ pub const QUERIES: usize = 64;
 /// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and
 /// [`attention_dense`](crate::ops::attention_dense).
 ///
-/// A second input are sinks, `[n_heads]`, if there are any: scores that join the sums, and have no values.
+/// An optional second input are sinks, `[n_heads]`: scores that are added to the sums, without values.
 #[derive(Debug)]
 pub(in crate::ops) struct RopeAttend {
     pub(in crate::ops) options: AttentionOptions,

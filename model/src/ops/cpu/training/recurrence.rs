@@ -109,13 +109,13 @@ impl TrainingOp<FlexTensor> for Recur {
 struct Task<'a> {
     operands: &'a RecurrentOperands<'a>,
     gradient: &'a [f32],
-    /// Of the span.
+    /// The number of the span.
     number: usize,
     span: &'a RecurrentSpan,
     key_head: usize,
 }
 
-/// Where tasks write.
+/// Outputs of tasks.
 struct Gradients<'a> {
     of_x: SharedMut<'a, f32>,
     of_gates: SharedMut<'a, f32>,

@@ -79,7 +79,7 @@ impl TrainingOp<FlexTensor> for Pass {
     }
 }
 
-/// One of several uses of its input; see [`fork`](crate::ops::fork).
+/// One of several uses of the input; see [`fork`](crate::ops::fork).
 #[derive(Debug)]
 pub(in crate::ops) struct Fork {
     /// Whether the gradient of another use has come; all uses share it.
@@ -143,7 +143,7 @@ fn scaled(update: &FlexTensor, residual: Option<&FlexTensor>, multiplier: f64, d
     FlexTensor::from_data(TensorData::new(output, update.layout().shape().clone()))
 }
 
-/// The same of slices of `len` values. Without `update`, as if all its values were 1.
+/// As [`scaled`], for slices of `len` values. Without `update`, all its values are 1.
 fn scaled_values(
     len: usize,
     update: Option<&[f32]>,

@@ -104,7 +104,7 @@ impl Plan {
         if self.element == super::F16 { 13 } else { 16 }
     }
 
-    /// Numbers of f32 that are on their way to the output: one fragment of each plane.
+    /// Values of f32 that are buffered on their way to the output: one fragment of each plane.
     fn scratch(self) -> usize {
         self.planes() * self.fragment * self.fragment
     }

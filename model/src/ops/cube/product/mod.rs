@@ -63,7 +63,7 @@ pub(super) struct Product<'a> {
     /// `[m, n, k]`.
     pub(super) dims: [usize; 3],
     pub(super) batch: usize,
-    /// Which values are left out as hidden keys, and the number of keys.
+    /// The causal mask, and the number of keys.
     pub(super) causal: (Causal, usize),
     /// Added to each row, `[n]`.
     pub(super) bias: Option<&'a CubeTensor>,
@@ -123,7 +123,7 @@ impl Product<'_> {
         let partial = (n_splits > 1).then(|| empty(output, [n_splits * self.batch * m, n]));
         let target = partial.as_ref().unwrap_or(output);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: rows, columns and terms are kept below the sizes of what they index; an absent bias is not read.
+        // SAFETY: rows, columns and terms are kept below the sizes of what they index; a missing bias is not read.
         unsafe {
             product::launch_unchecked(
                 &output.client,

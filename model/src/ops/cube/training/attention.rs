@@ -38,7 +38,7 @@ pub(in crate::ops) struct RopeAttend {
     precision: Precision,
 }
 
-/// Which operands the kernels have.
+/// The operands that the kernels have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Parts {
     has_positions: bool,
@@ -47,8 +47,8 @@ struct Parts {
 }
 
 impl RopeAttend {
-    /// For `batch` sequences on the device of `like`, whose rows have `positions` in their documents. A row of `angles` has
-    /// cosines, then as many sines.
+    /// For `batch` sequences on the device of `like`, whose rows have `positions` in their documents. A row of `angles`
+    /// has the cosines, then the sines.
     pub(in crate::ops) fn new(
         options: &AttentionOptions,
         batch: usize,
@@ -95,7 +95,7 @@ impl RopeAttend {
         let heads = |n: usize| empty(rows, [self.batch, n.max(1), seq_len, head_dim]);
         let [q, k, v] = [heads(n_heads), heads(n_keys), heads(n_keys)];
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of the rows, and writes it to a place of its own.
+        // SAFETY: a lane has one value of the rows, and writes it to its own place.
         unsafe {
             split_heads::launch_unchecked(
                 &rows.client,
@@ -167,7 +167,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; missing operands are not read.
+        // SAFETY: each workgroup has its own row of scores; missing operands are not read.
         unsafe {
             softmax_rows::launch_unchecked(
                 &scores.client,
@@ -194,7 +194,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; missing operands are not read.
+        // SAFETY: each workgroup has its own row of scores; missing operands are not read.
         unsafe {
             softmax_rows_back::launch_unchecked(
                 &scores.client,

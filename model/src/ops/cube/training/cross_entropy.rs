@@ -104,7 +104,7 @@ impl LinearCrossEntropy {
     ) {
         let [n_rows, stride] = logits.meta.shape().dims::<2>();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of its own; ids are only compared with columns; an absent bias is not read.
+        // SAFETY: each workgroup has its own row; ids are only compared with columns; a missing bias is not read.
         unsafe {
             loss_rows::launch_unchecked(
                 &logits.client,

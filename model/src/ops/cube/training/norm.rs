@@ -55,7 +55,7 @@ impl NormedParts {
         let Self { n, per_row, row_width, start, width } = self;
         let stats = empty(x, [n, 2]);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a group of lanes stays within a part of its own, and groups beyond the last part write nothing.
+        // SAFETY: each group of lanes stays within its own part, and groups beyond the last part write nothing.
         unsafe {
             parts_back::launch_unchecked(
                 &x.client,
@@ -84,7 +84,7 @@ impl NormedParts {
         let n_sums = n.div_ceil(parts_a_sum);
         let sums = empty(x, [n_sums, 2 * width]);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one column of some parts, and writes two sums of its own.
+        // SAFETY: each lane has one column of some parts, and writes its own two sums.
         unsafe {
             params_back::launch_unchecked(
                 &x.client,

@@ -100,7 +100,7 @@ mod tests {
         assert!(calls.iter().all(|id| is_short(id)), "{calls:?}");
         assert_eq!(calls.iter().collect::<HashSet<_>>().len(), given.len());
         assert_eq!(calls[2], given[2], "it is short");
-        // The same with fewer messages, so that the beginning of a prompt stays the same.
+        // A conversation with fewer messages gets the same ids, so that the beginning of a prompt stays the same.
         assert_eq!(ids_of(shortened(&messages(&given[..1])).unwrap())[0], calls[0]);
         assert_eq!(shortened(&messages(&["abcDEF123"])), None);
         assert_eq!(shortened(&[Message::new("user", "a")]), None);

@@ -157,7 +157,7 @@ pub(super) const HUNYUAN_QK_NORM: &[NameRow] = &[
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
 ];
 
-/// Queries and keys rotate the other way round.
+/// Queries and keys are rotated by the negative angle.
 pub(in super::super) const NANOCHAT: &[&[NameRow]] = &[
     LLAMA_ENDS,
     separate_qkv!(ReversedQueries, ReversedKeys),

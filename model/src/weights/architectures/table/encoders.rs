@@ -245,7 +245,7 @@ const NOMIC_BERT_FIXED: &[(&str, Fixed)] = &[
     ("moe_every_n_layers", Fixed::Nothing),
 ];
 
-/// Positions begin behind the padding token's id, for which files leave room.
+/// Positions begin after the padding token's id; files have unused entries for the earlier ones.
 const ROBERTA_POSITIONS: &[ConfigRow] = &[POSITIONS_BEHIND_PADDING];
 const ROBERTA_FIXED: &[(&str, Fixed)] = &[
     ("position_embedding_type", Fixed::Text("absolute")),

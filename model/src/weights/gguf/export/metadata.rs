@@ -121,7 +121,7 @@ pub(in super::super) fn described(
     let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
     let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
     let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
-    // Of encoders, only the files of other programs are read.
+    // For encoders, only reading other programs' files is supported.
     for gguf in candidates.filter(|gguf| !(gguf.base)().bidirectional) {
         if let Some(own) = written(gguf, &config) {
             return Ok((gguf, config, own));
@@ -219,7 +219,7 @@ fn read_back(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Result<(GptC
     if let (Positions::Rope(rope), Positions::Rope(written)) = (&mut read.positions, &config.positions) {
         match &lists[..] {
             [] => {}
-            // The same frequencies, whatever figures give them.
+            // The same frequencies, whatever parameters they come from.
             [_] => rope.scaling = written.scaling.clone(),
             [short, long, ..] => {
                 rope.scaling = long_rope(&fields, config.max_seq_len, [short.1.clone(), long.1.clone()])?;

@@ -19,7 +19,7 @@ pub(super) struct Label {
     pub(super) id: TokenId,
 }
 
-/// The labels of a tokenizer behind prompts with the same end.
+/// The labels of a tokenizer after prompts with the same end.
 #[derive(Debug)]
 pub(super) struct Labels {
     yes_or_no: Vec<Label>,
@@ -58,7 +58,7 @@ impl Labels {
     }
 }
 
-/// The end of a prompt, behind which labels are tokenized: tokens depend on the text in front.
+/// The end of a prompt, after which labels are tokenized: tokens depend on the text before them.
 struct PromptEnd<'a> {
     tokenizer: &'a Tokenizer,
     text: String,

@@ -30,9 +30,9 @@ pub(super) struct Question {
 enum QuestionKind {
     /// How likely it is that a statement is true.
     Predicate,
-    /// Which of these options it is.
+    /// A choice among these options.
     Choice(Vec<ChoiceOption>),
-    /// Which of these levels, in their order, it is.
+    /// A choice among these levels, in their order.
     Score(Vec<Level>),
 }
 

@@ -24,7 +24,7 @@ impl GenerateParams {
             self.check_ends(structure)?;
             return Ok((Some(structure.compile(model)?), None));
         }
-        // These may leave no token to go on with in a call, or go on with several answers.
+        // These may leave no token to continue with within a call, or may continue with several answers.
         let is_limited = sampling.allowed_token_ids.is_some() || !sampling.bad_words.is_empty();
         if is_limited || self.strategy != Strategy::Sample {
             return Ok((None, None));

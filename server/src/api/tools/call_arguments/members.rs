@@ -1,4 +1,4 @@
-//! Arguments as `name:value`, with strings between marks of their own: Gemma.
+//! Arguments as `name:value`, with strings between special marks: Gemma.
 
 use std::collections::BTreeSet;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_model::TokenId;
 use serde_json::Value;
 
-/// In a format's texts: a number of one to three digits.
+/// Placeholder in a format's texts for a number of one to three digits.
 pub(crate) const NUMBER: char = '\0';
 
 /// Rules, and the keywords that they cannot enforce.

@@ -149,7 +149,7 @@ fn typed(text: &str, schema: &Value) -> String {
     }
     // Templates write values as Python does, so models may write `True`.
     let read = || {
-        // At the end of a text, a literal could go on.
+        // At the end of a text, a literal may be incomplete.
         let text = format!("{}\n", text.trim());
         let mut cursor = Cursor::new(&text);
         let json = python::value(&mut cursor, 0).ok()?;

@@ -174,7 +174,7 @@ const FORMATS: [&CallFormat; 5] = [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &G
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Whatever a model writes, and however it arrives, is found in the content and the calls, in its order.
+    /// The content and the calls, in order, contain everything that a model writes, however it arrives.
     #[test]
     fn streamed_tool_calls_equal_unstreamed_ones_and_no_text_is_lost(
         format in sample::select(FORMATS.to_vec()),

@@ -1,4 +1,4 @@
-//! Which part of a schema leaves it without a value, for the error.
+//! Finds the part of a schema that makes it unsatisfiable, for the error.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -97,7 +97,7 @@ impl Magnitude {
             }
         }
         for (before, digit, _) in digits(fraction) {
-            // The number may end there, or go on with a smaller digit.
+            // The number may end there, or continue with a smaller digit.
             forms.push(if before.is_empty() { whole.clone() } else { format!(r"{whole}\.{before}") });
             if digit > '0' {
                 forms.push(format!(r"{whole}\.{before}[0-{}]{DIGITS}", next(digit, -1)));

@@ -35,7 +35,7 @@ use crate::ops::cpu::{
 /// A register of 32-bit lanes: sums, or four bytes in each.
 ///
 /// # Safety
-/// The machine has the instructions, and addresses point to as many numbers as a register has.
+/// The machine has the instructions, and addresses point to a register's number of values.
 pub(super) trait Dot: Copy {
     /// 32-bit lanes.
     const LANES: usize;
@@ -90,7 +90,7 @@ unsafe fn largest_of_eight(numbers: __m256i) -> __m128i {
 
 /// For each tile the factor that its weights are multiplied by before rounding, and the one that undoes this
 /// afterwards. Each register has the bits of a tile's largest weights, in four lanes. No weight is negative, so bits
-/// compare as the numbers do, and those of NaN are the largest.
+/// compare as the numbers do, and NaN compares as the largest.
 ///
 /// # Safety
 /// The machine has AVX2.

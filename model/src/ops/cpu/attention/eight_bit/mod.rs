@@ -67,7 +67,7 @@ pub(super) struct Rounded {
 /// Scale and sum of a quantized query.
 #[derive(Clone, Copy, Default)]
 struct QueryFactor {
-    /// The query's scale; also times the factor of [`scale_in_queries`], if there is one.
+    /// The query's scale; times the factor of [`scale_in_queries`], if that is included.
     factor: f32,
     /// Sum of the query's quantized values.
     sum: i32,
@@ -101,7 +101,7 @@ fn scale_in_queries(options: &AttentionOptions) -> Option<f32> {
     options.softcap.is_none().then_some(options.scale as f32 * LOG2_E)
 }
 
-/// Rounds a query as keys are rounded, with zeros behind it. In loops over 16 numbers, which the compiler vectorizes.
+/// Rounds a query as keys are rounded, followed by zeros. In loops over 16 numbers, which the compiler vectorizes.
 #[inline(always)]
 fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
     let (whole, rest) = values.as_chunks::<LANES>();

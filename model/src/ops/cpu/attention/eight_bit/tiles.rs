@@ -60,7 +60,7 @@ const _: () = assert!(MOST_PAGES >= TOGETHER - 1);
 struct Values<'a> {
     /// The blocks of a head.
     blocks: &'a [&'a [i8]],
-    /// Where the keys begin that are to be prefetched into L2 while each is added, if any are.
+    /// Where the keys begin that are to be prefetched into L2 while the values of each tile are added, if any.
     keys: Option<&'a [*const i8; CHUNK_TILES]>,
     /// `[n_queries, CHUNK / 4]` and `[n_queries, CHUNK_TILES]`.
     weights: &'a [i32],
@@ -215,7 +215,7 @@ unsafe fn values<D: Dot, const N: usize, const C: usize>(part: &Values<'_>, sums
     assert!(
         weights.len() >= (N - 1) * CHUNK / FOUR + n_pages * FOURS && factors.len() >= (N - 1) * CHUNK_TILES + n_pages
     );
-    // SAFETY: what is read and written was checked.
+    // SAFETY: the ranges that are read and written have been checked.
     unsafe {
         let at = |n: usize, c: usize| n * stored_dim + from + c * D::LANES;
         let mut totals: [[D::Floats; C]; N] =

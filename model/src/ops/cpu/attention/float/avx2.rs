@@ -218,7 +218,7 @@ unsafe fn add_products<E, const P: usize, const T: usize>(
 #[inline]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn after<E>(mut place: *const E, sum: __m256) -> *const E {
-    // SAFETY: emits no instruction; both stay what they are.
+    // SAFETY: emits no instruction; both operands keep their values.
     unsafe { asm!("/* {} {} */", inout(reg) place, in(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
     place
 }

@@ -195,7 +195,7 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize, const WAITS:
     let mut sums = [[_mm512_setzero_ps(); C]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
         for (c, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
+            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask excludes values beyond the row.
             *sum = unsafe { _mm512_maskz_loadu_ps(mask(c), attn_out.wrapping_add(n * head_dim + from + c * LANES)) };
         }
     }
@@ -209,8 +209,8 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize, const WAITS:
             if WAITS {
                 (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch_l2(keys.as_ptr().wrapping_add(row + at)));
             }
-            // SAFETY: `row` and the `n_dims` values behind it are within the block; the mask leaves out what is
-            // beyond them. `position - first` is below the number of tiles times their length.
+            // SAFETY: `row` and the `n_dims` values after it are within the block; the mask excludes values beyond
+            // them. `position - first` is below the number of tiles times their length.
             unsafe {
                 let row = block.as_ptr().add(row);
                 let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));

@@ -1,4 +1,4 @@
-//! The same sums with wide registers, for several queries and pages at a time.
+//! Attention over floats with wide registers, for several queries and pages at a time.
 
 use std::ops::Range;
 

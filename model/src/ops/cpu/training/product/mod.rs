@@ -275,7 +275,7 @@ pub(super) fn new_product_with(
     let mut output = huge_pages::with_room_for(len);
     let target = Target { start: output.as_mut_ptr(), row_stride: n };
     #[expect(unsafe_code, reason = "writes memory that has no values yet")]
-    // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
+    // SAFETY: the memory has `m` rows of `n` values, and all of them are written without being read.
     unsafe {
         by_all_threads(target, lhs, rhs, bias.map_or(Accumulate::Nothing, Accumulate::Bias), precision);
         output.set_len(len);

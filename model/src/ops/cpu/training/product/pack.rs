@@ -205,7 +205,7 @@ fn pack_blocks<const WIDTH: usize, const BLOCK: usize>(
     blocks.len() * BLOCK
 }
 
-/// Puts 8 values of each row of `from`, at most 8, into column `first` and those behind it of 8 lines.
+/// Puts 8 values of each row of `from`, at most 8 rows, into columns `first ..` of 8 lines.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 #[target_feature(enable = "avx2")]
@@ -247,7 +247,7 @@ unsafe fn transpose_8<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WID
     }
 }
 
-/// Puts 16 values of each row of `from`, at most 16, into column `first` and those behind it of 16 lines.
+/// Puts 16 values of each row of `from`, at most 16 rows, into columns `first ..` of 16 lines.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 #[target_feature(enable = "avx512f")]

@@ -109,7 +109,7 @@ pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize)
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 unsafe fn part_of_tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     let mut sums = [[0.0; PANEL]; ROWS];
-    // SAFETY: the output is an array of as many rows and columns.
+    // SAFETY: the output is an array with at least these rows and columns.
     unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
     for (row, sums) in sums.iter().enumerate().take(operands.n_rows) {
         let output = output.from(row, 0);
