@@ -338,7 +338,7 @@ impl Adapters {
         let mut registered = self.lock();
         registered.clock += 1;
         let now = registered.clock;
-        // It may have been removed, replaced or loaded meanwhile. This request uses what it has read.
+        // It may have been removed, replaced or loaded meanwhile. This request uses the version that it has read.
         if let Some(entry) = registered.entries.get_mut(name).filter(|entry| entry.id == *served.id()) {
             entry.last_used = now;
             let kept = entry.served.get_or_insert(served).clone();

@@ -47,7 +47,7 @@ pub struct ModelLimits {
     pub n_pages: usize,
     /// Whether the model has recurrent layers: sequences of a request that are recomputed then share no pages.
     pub is_recurrent: bool,
-    /// Whether the model is an encoder, which makes vectors and no text.
+    /// Whether the model is an encoder, which computes vectors, not text.
     pub is_encoder: bool,
     /// Maximum number of tokens of the source that an encoder-decoder reads; 0 for other models. Its `max_seq_len` counts the
     /// decoder's tokens alone.

@@ -24,9 +24,9 @@
 //! - When a request with several sequences is recomputed, the first sequence is computed first, and the others share
 //!   the full pages that they have in common with it, at least those of the prompt: they need no more pages than
 //!   before.
-//! - A step computes decoding sequences first, then prefills in the order in which they stand with the rest of the token
-//!   budget. A prefill leaves half of the rest to those behind it, as far as they need it, so that a short prompt does not
-//!   wait for the end of a long one.
+//! - A step computes decoding sequences first, then prefills in the order in which they stand with the rest of the
+//!   token budget. A prefill leaves half of the rest to the requests behind it, as far as they need it, so that a short
+//!   prompt does not wait for the end of a long one.
 //! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
 //!   better request needs them, its pages.
 //! - With recurrent layers, a sequence also has a state. The prefix cache keeps its state at some positions: at the
@@ -39,12 +39,12 @@
 //!   pages of rejected ones are free again after the step.
 //!
 //! # No tenant waits for another's queue
-//! A tenant's only request starts in the next step, however many requests others have queued or run, if the best request
-//! of each of them leaves places, pages and an adapter for it. From then on it takes part in every step. Prompts of `k`
-//! other tenants leave it a share of at least `1 / 2^(k + 1)` of the tokens that are not decoded. So beside one other
-//! tenant, a request for two tokens has them after `1 + n_prompt / s` steps, rounded up, where `s` is a quarter of
-//! `max_batch_tokens - max_batch_size`. If the best requests of the others leave too little, it is next when the best one
-//! of each has ended.
+//! A tenant's only request starts in the next step, however many requests others have queued or run, if the best
+//! request of each of them leaves places, pages and an adapter for it. From then on it takes part in every step.
+//! Prompts of `k` other tenants leave it a share of at least `1 / 2^(k + 1)` of the tokens that are not decoded. So
+//! next to one other tenant, a request for two tokens has them after `1 + n_prompt / s` steps, rounded up, where `s` is
+//! a quarter of `max_batch_tokens - max_batch_size`. If the best requests of the others leave too little, it is next
+//! when the best one of each has ended.
 //!
 //! # Nothing starves
 //! The running request that stands first, if it is not held, computes at least one token in every step and is never

@@ -86,7 +86,7 @@ impl EngineOptions {
     /// Checks the settings.
     ///
     /// # Errors
-    /// The flag, its value, and what is allowed.
+    /// The flag, its value, and the allowed values.
     pub fn check(&self) -> Result<(), StartError> {
         let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation, .. } = *self;
         if speculation != Speculation::Off && !(1..=MAX_DRAFT_TOKENS).contains(&speculation.n_tokens()) {

@@ -168,7 +168,7 @@ impl Thinking {
         self.rules.answer.as_ref()
     }
 
-    /// Whether this token would close the thought and have more than white space behind the mark.
+    /// Whether this token would close the thought and have more than white space after the mark.
     pub(crate) fn would_begin_answer(&self, id: TokenId) -> bool {
         let (mut detokenizer, mut scan) = (self.detokenizer.clone(), self.scan.clone());
         scan.push(&detokenizer.push(id));

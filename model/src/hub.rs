@@ -4,7 +4,7 @@
 //! removes them.
 //!
 //! Blocking. Files go into the hub's own cache (`~/.cache/huggingface/hub`), in the layout of the Python library
-//! `huggingface_hub`, so both use what the other has downloaded. A download continues where an earlier one stopped, is
+//! `huggingface_hub`, so both use each other's downloads. A download continues where an earlier one stopped, is
 //! verified against the checksum that the hub states, and appears in the cache only when it is complete. Two processes
 //! may download the same file: the second waits for the first.
 //!
@@ -197,7 +197,7 @@ pub struct HubOptions {
     pub token: Option<String>,
     /// The cache.
     pub cache: PathBuf,
-    /// Uses only what is in the cache.
+    /// Uses only the cache.
     pub is_offline: bool,
     /// Pause before the first retry; it then doubles.
     pub retry_delay: Duration,
@@ -345,7 +345,7 @@ impl Hub {
         RepoCache::new(&self.cache, &snapshot.repo).snapshot_dir(&snapshot.commit)
     }
 
-    /// Whether only what is in the cache is used.
+    /// Whether only the cache is used.
     fn is_offline(&self) -> bool {
         self.client.is_none()
     }
@@ -354,7 +354,7 @@ impl Hub {
     /// messages.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch); or the disk has too little room for what is missing.
+    /// As [`fetch`](Self::fetch); or the disk has too little room for the missing files.
     pub fn fetch_all(
         &self,
         snapshot: &Snapshot,

@@ -283,7 +283,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             return read;
         }
         if this.requests.is_last.load(Ordering::Relaxed) {
-            // Reports the end of the stream, as if the client had disconnected: hyper would go on waiting for a first
+            // Reports the end of the stream, as if the client had disconnected: hyper would keep waiting for a first
             // request.
             buffer.set_filled(before);
             return Poll::Ready(Ok(()));

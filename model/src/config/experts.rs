@@ -48,8 +48,8 @@ pub struct Experts {
     /// [`RouterLossWeights`](crate::gpt::RouterLossWeights::balance).
     #[serde(default)]
     pub balance_loss: f64,
-    /// Whether rows also go through the layer's MLP, beside the experts. The MLP and the experts have norms of their
-    /// own, before and after; the router has one too, and each expert's output has a learned factor (Gemma 4).
+    /// Whether rows also go through the layer's MLP, beside the experts. The MLP and the experts have separate norms,
+    /// before and after; the router has one too, and each expert's output has a learned factor (Gemma 4).
     #[serde(default)]
     pub beside_mlp: bool,
     /// Width of the latent that the chosen experts read and write, if rows are projected to it before the experts and

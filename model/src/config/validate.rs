@@ -193,7 +193,7 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            // If they have no rotation of their own, the layers with the window use this one too.
+            // If layers with the window have no separate rotation, they use this one too.
             let narrowest = match self.window_rope {
                 Some(_) => self.heads_with(false).head_dim,
                 None => self.head_dim.min(self.heads_with(false).head_dim),

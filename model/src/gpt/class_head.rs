@@ -22,7 +22,7 @@ use crate::{
 /// The path of the head's parts begins with it.
 pub(crate) const OF_CLASSES: &str = "classes.";
 
-/// A head for classes: `out(norm(activation(dense(x))))`.
+/// A classification head: `out(norm(activation(dense(x))))`.
 #[derive(Module, Debug)]
 pub(super) struct ClassHead {
     dense: Linear,
@@ -82,7 +82,7 @@ impl ClassHead {
 }
 
 impl Gpt {
-    /// The encoder with a head for classes, in f32 on `device`.
+    /// The encoder with a classification head, in f32 on `device`.
     ///
     /// # Errors
     /// The classifier is not of two layers of the model's width.

@@ -17,8 +17,8 @@ pub fn rope_angles(positions: &[usize], rope: &Rope, max_seq_len: usize) -> Vec<
 }
 
 /// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
-/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a model with a
-/// context of `max_seq_len`.
+/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled by [`RopeScaling`] for a model with a context of
+/// `max_seq_len`.
 pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
     let dim = rope.rotary_dim as f64;
     let radii = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| (theta as f32).powf((2 * i) as f32 / dim as f32));

@@ -176,7 +176,7 @@ impl Gpt {
     }
 }
 
-/// The parts that a prediction head has of its own in a model of `config`, with paths within the head.
+/// The parts that a prediction head does not share with a model of `config`, with paths within the head.
 fn prediction_parts(config: &GptConfig) -> Vec<PartSpec> {
     let config = config.of_prediction_head();
     let own =

@@ -53,7 +53,7 @@ pub(crate) fn attention_dense(
 /// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
 ///
 /// # Panics
-/// With sinks, or if rows look both ways, on a GPU, which has no body for them.
+/// With sinks, or with bidirectional attention, on a GPU, which has no body for them.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),

@@ -18,7 +18,7 @@ pub enum KvDtype {
     F32,
     /// 2 bytes a value: IEEE half precision. Values out of range become the largest, 65504.
     F16,
-    /// 1 byte a value: whole numbers from -127 to 127, multiplied by an f32 for each token and head. On the CPU only.
+    /// 1 byte per value: integers from -127 to 127, multiplied by an f32 for each token and head. On the CPU only.
     Q8,
 }
 

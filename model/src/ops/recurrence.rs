@@ -16,8 +16,8 @@ use super::{
 /// v_width]`: queries, keys and values side by side. `gates [n_rows, 2 n_v_heads]` are the logs of the decays and then the
 /// betas, see [`delta_gates`]. Queries and keys are normalized to length 1 here, and queries divided by `sqrt(k_dim)`.
 ///
-/// Returns `[n_rows, v_width]`. With `state`, a span that continues its sequence begins from its slot, and the state behind
-/// its last row is left there.
+/// Returns `[n_rows, v_width]`. With `state`, a span that continues its sequence begins with the state in its slot, and
+/// stores the state after its last row there.
 ///
 /// # Panics
 /// Unless the shapes agree, and spans have slots of `state` exactly if it is given.

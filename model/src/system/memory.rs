@@ -120,7 +120,7 @@ impl<'a> Cgroup<'a> {
     }
 }
 
-/// The number behind `name` in lines of names and numbers.
+/// The number after `name` in lines of names and numbers.
 fn number_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
 }

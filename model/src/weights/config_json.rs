@@ -64,7 +64,7 @@ pub(super) struct Fields<'a> {
     path: &'a Path,
     /// The prefix of keys in the file, for messages.
     prefix: &'a str,
-    /// Collects what is ignored because it cannot change the numbers, if the caller asked for it.
+    /// Records ignored fields that cannot change the numbers, if the caller asked for it.
     passed_over: Option<&'a PassedOver>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Fields<'a> {
         Self { map, path, prefix: "", passed_over: None }
     }
 
-    /// The same fields, which record in `passed_over` what is ignored.
+    /// The same fields, which record ignored ones in `passed_over`.
     pub(super) fn noting(self, passed_over: &'a PassedOver) -> Self {
         Self { passed_over: Some(passed_over), ..self }
     }

@@ -33,7 +33,7 @@ pub fn load_pooling(dir: &Path) -> Result<(OwnPooling, Option<usize>)> {
     open(dir, |_| Ok((OwnPooling::Unstated, None)), of_dir)
 }
 
-/// The head for classes of the encoder in `dir`, if it has one.
+/// The classification head of the encoder in `dir`, if it has one.
 ///
 /// # Errors
 /// As [`load`](super::model_dir::load).

@@ -46,7 +46,7 @@ pub(super) const BESIDE_WEIGHTS: [&str; 25] = [
     POOLING_FILE,
     TEXT_LIMIT_FILE,
     PROMPTS_FILE,
-    // The layers that some embedding models have behind the pooling.
+    // The layers that some embedding models have after the pooling.
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
     "3_Dense/config.json",

@@ -106,7 +106,7 @@ impl HfSchema {
         }
     }
 
-    /// The schema of the encoder alone, if this is one with a head for masked tokens.
+    /// The schema of the encoder alone, if this schema has a masked-LM head.
     pub(super) fn without_mlm_head(self) -> Self {
         let Self::Class(with_head) = self else { return self };
         // The first of a type.

@@ -152,7 +152,7 @@ fn has_head(fields: &Fields<'_>) -> Result<bool> {
     Ok(class.ends_with(SEQUENCE_CLASS) || fields.text_or("model_type", "")? == OWN && fields.has("id2label"))
 }
 
-/// The head for classes of the encoder in `dir`, if its class has one.
+/// The classification head of the encoder in `dir`, if its class has one.
 ///
 /// # Errors
 /// A tensor or a name is missing or wrong.

@@ -57,7 +57,7 @@ const NO_PARAMETERS: [&str; 18] = [
     "._extra_state",
     // The value head of reinforcement learning, which reads the last hidden states.
     "v_head.summary.weight",
-    // The head for classes, which is read elsewhere.
+    // The classification head, which is read elsewhere.
     ".score.weight",
     // T5's cross-attention has no relative positions.
     ".EncDecAttention.relative_attention_bias.weight",

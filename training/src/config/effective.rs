@@ -16,7 +16,7 @@ struct Rule {
 enum When {
     /// For these commands.
     Commands(&'static [Purpose]),
-    /// With other settings, described behind the words "is for".
+    /// With other settings, described by a text that completes the words "is for".
     Settings(&'static str, fn(&TrainConfig) -> bool),
 }
 

@@ -3,7 +3,7 @@
 //! [sentence-transformers](https://www.sbert.net)): the vector of a text becomes closer to the vector of its matching
 //! text than to all others in the batch.
 //!
-//! - Rows: pairs of an anchor and its positive, or with a negative behind them, each text a row.
+//! - Rows: pairs of an anchor and its positive, or these and a negative, each text a row.
 //! - Loss: the mean over the pairs of the cross entropy of the anchor's positive among all positives and negatives of the batch,
 //!   by their cosines divided by a temperature. A step is one micro-batch, since its texts are each other's negatives.
 //! - A step counts pairs.

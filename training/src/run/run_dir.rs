@@ -360,7 +360,7 @@ mod tests {
         fs::create_dir(dir.path().join("checkpoints/step-00000050.hearth-partial")).unwrap();
         run.prune_checkpoints(40, 2, &[10]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
-        // The run went on from step 30, since the checkpoint of step 40 is damaged.
+        // The run continued from step 30, since the checkpoint of step 40 is damaged.
         run.save_checkpoint(35, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         run.prune_checkpoints(35, 1, &[]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);

@@ -61,7 +61,7 @@ pub struct Data {
     pub train: RowSource,
     /// The validation split.
     pub val: RowSource,
-    /// The head for classes that the model begins with, if it trains one.
+    /// The initial classification head, if the model trains one.
     pub classifier: Option<Classifier>,
     /// Identifies both splits and the tokenizer.
     pub hash: Digest,

@@ -114,7 +114,7 @@ impl<T> fmt::Debug for Stored<T> {
 }
 
 #[expect(unsafe_code, reason = "memory from the system")]
-// SAFETY: owns values that nobody changes, like a boxed slice.
+// SAFETY: owns values that are never changed, like a boxed slice.
 unsafe impl<T: Send + Sync> Send for Stored<T> {}
 
 #[expect(unsafe_code, reason = "memory from the system")]

@@ -1,4 +1,4 @@
-//! Elements of the KV cache: f32, f16, and whole numbers of 8 bits.
+//! Elements of the KV cache: f32, f16, and 8-bit integers.
 
 use burn::backend::flex::FlexTensor;
 use half::{bf16, f16, slice::HalfFloatSliceExt};

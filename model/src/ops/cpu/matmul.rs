@@ -16,7 +16,7 @@ use crate::config::Activation;
 
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Bytes of weights in a piece of work, at least: claiming a piece then costs little beside it.
+/// Minimum bytes of weights in a piece of work: claiming a piece costs little in comparison.
 const PIECE_BYTES: usize = 1 << 14;
 /// Pieces of work per thread, at most: if a thread is descheduled, the others take the pieces that it has not begun.
 const PIECES_PER_THREAD: usize = 8;
@@ -45,7 +45,7 @@ pub(super) fn has_gated(weight: &Panels) -> bool {
     weight.d_out.is_multiple_of(2 * PANEL)
 }
 
-/// [`linear`] into `output`, as `store` says.
+/// [`linear`] into `output`, stored by `store`.
 pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, store: Store, output: &mut [f32]) {
     let &Panels { d_out, d_in, .. } = weight;
     let n_rows = x.len() / d_in;

@@ -9,9 +9,9 @@ use crate::ops::PAGE_SIZE;
 /// are contiguous: memory delivers a contiguous range several times as fast as pieces with gaps. All ranges are in
 /// elements of the pool.
 ///
-/// A block has the keys or values of a page's 16 tokens and one head, and behind them their scales if its dtype has scales. Keys
-/// are `[head_dim, 16 tokens]`, and values `[16 tokens, head_dim]`. In 8 bits, four numbers that are multiplied at a time are
-/// side by side: keys are `[head_dim / 4, 16 tokens, 4 dims]` and values `[4, head_dim, 4 tokens]`.
+/// A block has the keys or values of a page's 16 tokens and one head, followed by their scales if its dtype has scales.
+/// Keys are `[head_dim, 16 tokens]`, and values `[16 tokens, head_dim]`. In 8 bits, four numbers that are multiplied at
+/// a time are side by side: keys are `[head_dim / 4, 16 tokens, 4 dims]` and values `[4, head_dim, 4 tokens]`.
 #[derive(Clone, Copy)]
 pub(super) struct PoolLayout {
     n_kv_heads: usize,

@@ -45,7 +45,7 @@ fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// The nearest whole number of a small value. Adding 1.5 * 2^23 rounds without a call, so the compiler vectorises it.
+/// The nearest integer of a small value. Adding 1.5 * 2^23 rounds without a call, so the compiler vectorises it.
 #[inline(always)]
 fn whole(value: f32) -> f32 {
     (value + ROUND) - ROUND

@@ -32,7 +32,7 @@ use std::{
 };
 
 /// How long a helper without work spins: longer than the single-threaded work between two parallel operations of a
-/// forward pass, shorter than what a scheduler would notice.
+/// forward pass, shorter than a scheduler would notice.
 const SPIN_TIME: Duration = Duration::from_micros(60);
 /// Checks of the board between two checks of the clock.
 const SPINS_PER_CLOCK_CHECK: usize = 32;
@@ -105,7 +105,7 @@ impl NextRead {
 /// The leader's index in [`SharedJob::next`].
 const LEADER: usize = 0;
 
-/// Lower half of [`SharedJob::next`]: nothing can be claimed, whatever the other fields say.
+/// Lower half of [`SharedJob::next`]: nothing can be claimed, whatever the other fields are.
 const CLOSED: u64 = u32::MAX as u64;
 
 /// [`parallel_for`] over chunks of `width` values of `output`: `run` gets a chunk's number and the chunk.
@@ -148,8 +148,8 @@ pub(super) fn new_zeros(len: usize) -> Vec<f32> {
     new_chunks(len, ZEROS_AT_ONCE, |_, _| ())
 }
 
-/// [`parallel_for`] over ranges of columns of `output`, a matrix with rows of `width`, cut as `pieces` says. `run` gets
-/// a range of units of columns, and those columns.
+/// [`parallel_for`] over ranges of columns of `output`, a matrix with rows of `width`, cut into `pieces`. `run` gets a
+/// range of units of columns, and those columns.
 pub(super) fn parallel_columns(
     pieces: ColumnPieces,
     output: &mut [f32],
@@ -169,7 +169,7 @@ pub(super) fn parallel_columns(
     if n_pieces == 1 { run(0) } else { parallel_for_range(range, n_pieces, run) }
 }
 
-/// [`parallel_columns`] for groups of rows, each cut into pieces of its own. `run` also gets the group's number; row
+/// [`parallel_columns`] for groups of rows, each cut into separate pieces. `run` also gets the group's number; row
 /// numbers within its columns count from the group's first row.
 ///
 /// # Panics

@@ -159,7 +159,7 @@ pub(super) fn launch(
     let absent = || matrix.scales.clone().into_buffer_arg();
     let or_absent = |tensor: Option<CubeTensor>| tensor.map_or_else(absent, CubeTensor::into_buffer_arg);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: rows, outputs and units are kept below the sizes of what they index; missing operands are not read.
+    // SAFETY: rows, outputs and units are kept below the sizes of their operands; missing operands are not read.
     unsafe {
         gemv::launch_unchecked(
             &client,

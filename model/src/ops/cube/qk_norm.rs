@@ -15,7 +15,7 @@ use crate::{
 /// Lanes of a part, at least.
 const FEWEST: usize = 32;
 
-/// The parts of a row of queries, keys and values that are normalized by themselves.
+/// The parts of a row of queries, keys and values that are normalized separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops) struct QkNorm {
     pub(in crate::ops) n_heads: usize,

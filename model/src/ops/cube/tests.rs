@@ -86,7 +86,7 @@ fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Acti
     assert_close(ops::normed_gated(x, norm, part(&weight, bias), kind), gated_reference(expected, kind));
 }
 
-/// Rows whose last block is half full, followed by another row: values behind a row's end must not count in its norm.
+/// Rows whose last block is half full, followed by another row: values beyond a row's end must not count in its norm.
 #[test]
 fn fused_norm_and_gate_match_the_reference_for_partial_blocks() {
     for (n_rows, d_in) in [(2, 16), (9, 80)] {

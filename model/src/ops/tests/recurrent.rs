@@ -81,7 +81,7 @@ fn heads() -> impl Strategy<Value = RecurrentHeads> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Two sequences in steps of any sizes, in turns and together, in slots that held something else.
+    /// Two sequences in steps of any sizes, alternating and together, in slots that held something else.
     #[test]
     fn recurrent_layers_give_the_same_bits_in_steps_of_every_size(
         heads in heads(),

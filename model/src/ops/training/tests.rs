@@ -426,7 +426,7 @@ fn check_attention(has_sinks: bool) {
         ("capped", capped),
         ("alibi", alibi),
     ];
-    // On GPUs they are refused.
+    // On GPUs they are rejected.
     if ops::is_on_cpu(&device()) {
         cases.extend([("both ways", both_ways), ("both ways, window", both_ways_window)]);
     }

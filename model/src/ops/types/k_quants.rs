@@ -103,7 +103,7 @@ pub(crate) struct Fp8Scales {
 }
 
 impl Fp8Scales {
-    /// The scales of row `row`; empty behind the last row.
+    /// The scales of row `row`; empty after the last row.
     pub(crate) fn of_row(&self, row: usize) -> &[f32] {
         self.values
             .get(row / self.block[0] * self.n_blocks..)

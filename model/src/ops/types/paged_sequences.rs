@@ -34,8 +34,8 @@ impl PagedSequences {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: true }
     }
 
-    /// Sequences whose rows see all keys of another text each (cross-attention), or only some of their own. Only the
-    /// CPU has a body for this.
+    /// Sequences whose rows see all keys of another text each (cross-attention), or only some keys of their sequence.
+    /// Only the CPU has a body for this.
     pub(crate) fn with_other_keys(sequences: Vec<PagedRows>, device: &Device) -> Self {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: false }
     }

@@ -148,14 +148,14 @@ impl RecurrentHeads {
 /// How the state, a matrix `[k_dim, v_dim]` per value head, follows from the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum RecurrentRule {
-    /// The gated delta rule: what the key already recalls is subtracted from the value. Queries and keys are normalized.
-    /// Rows are queries, keys, values.
+    /// The gated delta rule: the value already stored at the key is subtracted from the new value. Queries and keys are
+    /// normalized. Rows are queries, keys, values.
     GatedDelta,
     /// Mamba-2's state space: the value is added. Rows are values (`x`), keys (`B`), queries (`C`).
     StateSpace,
 }
 
-/// A recurrence over rows, laid out as its rule says.
+/// A recurrence over rows; the rule defines their layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) struct Recurrence {
     pub(in crate::ops) rule: RecurrentRule,

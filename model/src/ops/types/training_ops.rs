@@ -5,7 +5,7 @@ use std::{any::type_name, fmt::Debug};
 use super::{AttentionOptions, Dropout, NormOptions};
 use crate::config::{Activation, QkNormSpan};
 
-/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
+/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or the device's largest buffer. The
 /// logits of a whole batch never exist.
 pub const GPU_LOGITS_AT_ONCE: usize = 1 << 26;
 

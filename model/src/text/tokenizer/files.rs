@@ -105,8 +105,8 @@ fn read_side(dir: &Path, side: Side) -> Result<Tokenizer> {
     build(&tokenizer_json, &config.or_roles_of(own), &path, None)
 }
 
-/// Adds to the error for a missing file what the folder has instead: older model dirs have the vocabulary in another
-/// format.
+/// Adds the folder's other tokenizer files to the error for a missing file: older model dirs have the vocabulary in
+/// another format.
 fn unreadable(dir: &Path, error: Error) -> Error {
     let (path, reason) = match error {
         Error::Io { path, reason, .. } if reason.kind() == io::ErrorKind::NotFound => (path, reason),

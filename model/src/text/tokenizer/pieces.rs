@@ -4,7 +4,7 @@
 //! table of bytes suffices for decoding. The result equals the library's with four exceptions: a `WordPiece` decoder
 //! keeps the spaces before punctuation, which the library removes; invalid byte-fallback tokens lose only the affected
 //! characters, not the whole run; a `Metaspace` decoder removes one leading space, not all of the first token's; and a
-//! `BPEDecoder` leaves the space behind the last word, since more may follow.
+//! `BPEDecoder` leaves the space after the last word, since more may follow.
 
 use serde::Deserialize;
 

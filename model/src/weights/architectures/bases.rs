@@ -66,7 +66,7 @@ pub(in super::super) fn encoder() -> GptConfig {
     GptConfig::bert(OPEN)
 }
 
-/// The head for masked tokens of a configuration, to be read or set.
+/// The masked-LM head of a configuration, to be read or set.
 pub(in super::super) fn mlm_head(config: &mut GptConfig) -> &mut MaskedLmHead {
     // `write` also tries configurations without.
     config.mlm_head.get_or_insert(MaskedLmHead { activation: Activation::Gelu, bias: true })

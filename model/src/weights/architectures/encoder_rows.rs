@@ -93,7 +93,7 @@ pub(super) const GEMMA3_BOTH_WAYS: ConfigRow = custom(
     },
 );
 
-/// The head for masked tokens has the activation of the MLPs.
+/// The masked-LM head has the activation of the MLPs.
 pub(super) const HEAD_LIKE_MLP: &[ConfigRow] = &[custom(
     &[],
     |_, config| {

@@ -68,7 +68,7 @@ pub(super) const MELLUM_LAYERS: ConfigRow = ConfigRow::Custom {
     write: write_layer_types,
 };
 
-/// As [`MELLUM_LAYERS`], with both keys written.
+/// As [`GLM_LITE_LAYERS`], with both keys written.
 pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, "first_k_dense_replace"],
     read: |fields, config| match fields.get(LAYER_TYPES) {

@@ -101,7 +101,7 @@ impl Architecture {
         after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
     }
 
-    /// Whether the class's positions see each other both ways.
+    /// Whether the class is bidirectional.
     pub(super) fn is_encoder(&self) -> bool {
         (self.base)().bidirectional
     }

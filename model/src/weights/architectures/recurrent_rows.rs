@@ -50,8 +50,7 @@ pub(super) const LFM2_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
 
 const ATTENTION_LAYERS: &str = "full_attn_idxs";
 
-/// LFM2's MLP is narrower than its key says, unless the file says otherwise: two thirds, times a factor, rounded up to whole
-/// multiples.
+/// By default, LFM2's MLP is narrower than its key states: two thirds, times a factor, rounded up to whole multiples.
 pub(super) const LFM2_MLP: ConfigRow = ConfigRow::Custom {
     keys: &["intermediate_size", "block_ff_dim", ADJUSTED, "block_ffn_dim_multiplier", "block_multiple_of"],
     read: |fields, config| {

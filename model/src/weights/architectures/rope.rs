@@ -249,7 +249,7 @@ impl RopeKeys {
         let rotary_dim = match self.share {
             None if kind == PROPORTIONAL => {
                 let share = nested.number_or(SHARE, 1.0)?;
-                // Rounded down, as Python's `//` does; no pair is refused by `validate`.
+                // Rounded down, as Python's `//` does; `validate` rejects 0 pairs.
                 let n_pairs = (head_dim as f64 * share / 2.0) as usize;
                 let scaling = RopeScaling::Proportional { n_pairs, factor: nested.number_or("factor", 1.0)? };
                 return Ok(Rope { theta, rotary_dim: head_dim, scaling });
@@ -262,7 +262,7 @@ impl RopeKeys {
             }
             Some((key, absent)) => {
                 let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;
-                // Rounded down, as Python's `int` does; shares that make no dimension are refused by `validate`.
+                // Rounded down, as Python's `int` does; `validate` rejects shares that give no dimension.
                 (head_dim as f64 * share) as usize
             }
         };

@@ -22,7 +22,7 @@ pub(super) struct Gguf {
     pub(super) name: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
     pub(super) base: fn() -> GptConfig,
-    /// Keys and what they set, in the order in which they are read.
+    /// Keys and the fields that they set, in the order in which they are read.
     pub(super) config: &'static [&'static [ConfigRow]],
     /// The tensors of each parameter. If several rows name one parameter, the first row whose tensors exist applies.
     pub(super) params: &'static [&'static [NameRow]],

@@ -250,7 +250,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    /// The numbers of a list of whole numbers of up to 32 bits.
+    /// The numbers of a list of integers of up to 32 bits.
     pub(super) fn ints(&self, key: &str) -> Result<Option<Vec<i32>>> {
         self.list(key, "a list of i32", |item| match item {
             Value::Unsigned(number) => i32::try_from(number).ok(),

@@ -378,7 +378,7 @@ fn json_of(value: Value<'_>) -> Json {
     }
 }
 
-/// A list of whole numbers, one for each layer, unless all are equal. Longer lists are not copied.
+/// A list of integers, one for each layer, unless all are equal. Longer lists are not copied.
 fn json_of_numbers(value: Value<'_>) -> Option<Json> {
     let Value::Array(array) = value else { return None };
     let numbers = array.scalars().filter(|_| (1..=MAX_LAYERS).contains(&array.len))?;

@@ -24,7 +24,7 @@ pub(crate) struct ReplyRequest {
     pub(crate) generation: GenerateParams,
 }
 
-/// A submitted request, with what is needed to read its answer.
+/// A submitted request, with the data for reading its answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) started: RunningAnswer,

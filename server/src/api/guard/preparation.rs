@@ -278,8 +278,8 @@ pub(crate) struct TakenTurn {
 }
 
 impl TakenTurn {
-    /// Keeps the turn until the work has `ended`, or until its client has gone or the work takes longer than `limit`, if
-    /// not too many works have been left behind already.
+    /// Keeps the turn until the work has `ended`, or until its client has gone or the work takes longer than `limit`,
+    /// if not too many works are running without a turn already.
     pub(crate) async fn hold(self, ended: oneshot::Receiver<()>, gone: oneshot::Receiver<()>, limit: Duration) {
         tokio::pin!(ended);
         tokio::select! {

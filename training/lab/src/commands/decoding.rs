@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Resampled sets of texts behind each confidence interval
+    /// Number of resampled sets of texts for each confidence interval
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
     bootstrap: u32,
 

@@ -300,7 +300,7 @@ fn examples(items: &[TextItem]) -> Vec<Example> {
     items.iter().flat_map(of_item).collect()
 }
 
-/// A head for classes to begin with.
+/// The initial classification head.
 struct Head {
     classifier: Classifier,
     /// Whether it is the model's.

@@ -55,7 +55,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
             let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
             let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout).with_fixed_logit_bias();
             if config.objective.objective().trains_vectors() {
-                // A head for masked tokens would no longer fit the encoder.
+                // A masked-LM head would no longer fit the encoder.
                 let class = encoder_files::load_class_without_head(dir)?.to_owned();
                 return Ok((gpt.without_mlm_head(), SavedForm::Model { class: Some(class) }));
             }

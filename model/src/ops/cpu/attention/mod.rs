@@ -1,12 +1,12 @@
 //! Attention over the pages of the KV cache, which are read in place.
 //!
-//! A row attends [`CHUNK`] positions at a time: scores, weights relative to the chunk's largest score, and weighted values.
-//! Chunks are added in their order, each sum multiplied by `e` to the power of its largest score less the largest of all
-//! (<https://arxiv.org/abs/2205.14135>). Chunks begin at multiples of their length, whatever is computed together, and a row
-//! leaves out what it must not see. So its bits do not depend on whether it is decoded alone or in a chunk of prefill, or on
-//! how many threads share its chunks.
+//! A row attends [`CHUNK`] positions at a time: scores, weights relative to the chunk's largest score, and weighted
+//! values. Chunks are added in their order, each sum multiplied by `e` to the power of its largest score less the
+//! largest of all (<https://arxiv.org/abs/2205.14135>). Chunks begin at multiples of their length, whatever is computed
+//! together, and a row leaves out positions that it must not see. So its bits do not depend on whether it is decoded
+//! alone or in a chunk of prefill, or on how many threads share its chunks.
 //!
-//! Floats ([`float`]) are widened in registers; whole numbers of 8 bits ([`eight_bit`]) are multiplied as they are.
+//! Floats ([`float`]) are widened in registers; 8-bit integers ([`eight_bit`]) are multiplied directly.
 
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 mod eight_bit;
@@ -452,7 +452,7 @@ unsafe fn attend<K: Kernels>(
     }
     if task.parts.is_none() {
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
-            // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
+            // SAFETY: a row's head belongs to one task, since sequences share no rows, and is stored once.
             let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
             let denominator = state.denominator(pools.sink(query.head));
             output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / denominator);

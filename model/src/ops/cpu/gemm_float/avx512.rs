@@ -315,7 +315,7 @@ macro_rules! product {
                     // SAFETY: two registers of 16 values are the array of 32.
                     *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
                 }
-                // Every third row has a pointer of its own; the two rows after it are addressed as that pointer plus a
+                // Every third row has a separate pointer; the two rows after it are addressed as that pointer plus a
                 // multiple of a register.
                 let first = x[steps.start..].as_ptr();
                 let mut x: [_; MAX_ROWS / 3] = array::from_fn(|third| first.wrapping_add(3 * third * n_steps));

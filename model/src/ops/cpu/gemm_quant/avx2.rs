@@ -94,7 +94,8 @@ fn chunks<B: QuantBlock>(
     }
 }
 
-/// One kernel per number of rows `$n`, with so many registers of sums to a row that all sums stay in registers.
+/// One kernel per number of rows `$n`, with `$registers` registers of the panel at a time, so that all sums stay in
+/// registers.
 macro_rules! kernels {
     ($kernel:ident, $tile:ident, $totals:ident, $($n:literal: $registers:literal)*) => {
         match $totals.len() {
@@ -157,7 +158,7 @@ macro_rules! kernel {
                     *total = unsafe { _mm256_loadu_ps(stored.as_ptr().add(8 * (from + n))) };
                 }
             }
-            // The passes over the panel's registers divide what the tile prefetches.
+            // The passes over the panel's registers divide the tile's prefetches.
             let len = tile.fetched.end.addr() - tile.fetched.start.addr();
             let mut fetched = tile.fetched.start.wrapping_add(len * from / REGISTERS);
             // A division takes as long as some groups of inputs.

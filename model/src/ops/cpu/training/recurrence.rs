@@ -316,7 +316,7 @@ impl Block<'_> {
     }
 
     /// Computes a row of the span for each of `steps`, from `start` on, beginning with the first state in `states`.
-    /// Each new state is written behind the one before it if `KEEPS_ALL`, else over it.
+    /// Each new state is written after the one before it if `KEEPS_ALL`, else over it.
     ///
     /// # Safety
     /// As for [`Lanes`].
@@ -371,7 +371,7 @@ impl Block<'_> {
         }
     }
 
-    /// Adds the contribution of row `n`'s output to the gradient of the state behind the row, and returns the gradient
+    /// Adds the contribution of row `n`'s output to the gradient of the state after the row, and returns the gradient
     /// of `delta`.
     ///
     /// # Safety
@@ -397,10 +397,10 @@ impl Block<'_> {
 
     /// Gradients for row `n`, from the gradients of its output and of its `delta`.
     ///
-    /// Let `G` be the gradient of the state behind the row (its own output's included), `d` the gradient of `delta`,
-    /// and `S' = decay S + key delta` the state behind the row. Gradients: `m = -factor d` of the value recalled by the
-    /// key, `G delta + S (decay m)` of the key, `G S + m recalled` of the decay, `decay (G + key m)` of the state
-    /// before the row, and `S' o` of the query.
+    /// Let `G` be the gradient of the state after the row (its own output's included), `d` the gradient of `delta`, and
+    /// `S' = decay S + key delta` the state after the row. Gradients: `m = -factor d` of the value recalled by the key,
+    /// `G delta + S (decay m)` of the key, `G S + m recalled` of the decay, `decay (G + key m)` of the state before the
+    /// row, and `S' o` of the query.
     #[inline(always)]
     fn back(
         &self,
@@ -450,7 +450,7 @@ const MOST: usize = 4;
 
 #[expect(unsafe_code, reason = "registers")]
 impl Back<'_> {
-    /// Turns the gradient of the state behind the row into the gradient of `state`, the one before it. Adds to the
+    /// Turns the gradient of the state after the row into the gradient of `state`, the one before it. Adds to the
     /// gradients of the query and the key, and returns a part of the decay's gradient. If there is a row before,
     /// `output_before` is the gradient of its output: it is added to the state's gradient, and `of_delta` becomes the
     /// gradient of that row's `delta`.

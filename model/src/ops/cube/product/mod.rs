@@ -123,7 +123,7 @@ impl Product<'_> {
         let partial = (n_splits > 1).then(|| empty(output, [n_splits * self.batch * m, n]));
         let target = partial.as_ref().unwrap_or(output);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: rows, columns and terms are kept below the sizes of what they index; a missing bias is not read.
+        // SAFETY: rows, columns and terms are kept below the sizes of their operands; a missing bias is not read.
         unsafe {
             product::launch_unchecked(
                 &output.client,

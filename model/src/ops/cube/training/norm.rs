@@ -26,7 +26,7 @@ const FEWEST: usize = 32;
 /// Maximum number of partial sums of a weight's gradient; they are added at the end.
 const SUMS: usize = 256;
 
-/// The parts of a matrix that are normalized by themselves, with one weight: `n` in all, `per_row` in each row, side by
+/// The parts of a matrix that are normalized separately, with one weight: `n` in all, `per_row` in each row, side by
 /// side from column `start` on.
 #[derive(Clone, Copy)]
 struct NormedParts {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{super::python, Message};
 
 /// Maximum number of values (members and items at any depth) in the arguments that one parser reads: about 25 MB. In a
-/// prompt they are 100,000 tokens or more. The length of the text needs no limit of its own, since strings do not grow.
+/// prompt they are 100,000 tokens or more. The length of the text needs no separate limit, since strings do not grow.
 pub(super) const MAX_VALUES: usize = 50_000;
 
 /// The member that holds arguments that are not an object, where a template reads only objects.

@@ -201,7 +201,7 @@ impl<'a> Reader<'a> {
         self.push(Node::Int(int as i64))
     }
 
-    /// A whole number of any length, little-endian in two's complement.
+    /// An integer of any length, little-endian in two's complement.
     fn long(&mut self) -> Result<()> {
         let n = self.unsigned(1)?;
         let bytes = self.take(n)?;

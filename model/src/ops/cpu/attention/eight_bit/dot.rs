@@ -70,8 +70,8 @@ pub(super) trait Dot: Copy {
 
     unsafe fn store_floats(floats: Self::Floats, to: *mut f32);
 
-    /// Multiplies the weights of [`TOGETHER`] tiles by `scales` and rounds each tile to whole numbers up to 127 times
-    /// one factor. Returns the tiles' factors. A weight of 0 stays 0, even if its scale is not finite.
+    /// Multiplies the weights of [`TOGETHER`] tiles by `scales` and rounds each tile to integers up to 127 times one
+    /// factor. Returns the tiles' factors. A weight of 0 stays 0, even if its scale is not finite.
     unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER];
 
     /// Adds the lanes, multiplied by `factor`.

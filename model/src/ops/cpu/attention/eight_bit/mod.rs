@@ -1,10 +1,10 @@
-//! Attention over keys and values in whole numbers of 8 bits, which are multiplied as they are: a fifth of the instructions of
+//! Attention over keys and values in 8-bit integers, which are multiplied directly: a fifth of the instructions of
 //! widening them to f32 first.
 //!
-//! A query is rounded like a key, to whole numbers from -127 to 127 times one factor, so its scores are whole numbers times
-//! two factors. The weights of a page, each times the factor of its value, are rounded to whole numbers from 0 to 127 times
-//! one factor. Four numbers that are multiplied at a time are side by side (see
-//! [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)). Whole numbers are added without error, in any order, so all
+//! A query is rounded like a key, to integers from -127 to 127 times one factor, so its scores are integers times two
+//! factors. The weights of a page, each times the factor of its value, are rounded to integers from 0 to 127 times one
+//! factor. Four numbers that are multiplied at a time are side by side (see
+//! [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)). Integers are added without error, in any order, so all
 //! instruction sets with fused multiply-add give the same bits.
 
 mod dot;

@@ -18,8 +18,8 @@ const VALUES_AHEAD: usize = 64;
 /// Lines of f32 that are rounded at a time.
 const LINES: usize = 64;
 
-/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, undefined behind the last column.
-/// As [`OperandPacking::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
+/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, undefined after the last column.
+/// As [`OperandPacking::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 after the last row.
 pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<PANEL>(panel, matrix.transposed(), form);
 }
@@ -63,7 +63,7 @@ pub(super) fn pack_stored_rows(
 }
 
 /// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`OperandPacking::Pairs`]
-/// `[n_cols / 2, STEP]`. Values behind the last row are not used.
+/// `[n_cols / 2, STEP]`. Values after the last row are not used.
 pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<STEP>(packed, matrix, form);
 }
@@ -142,7 +142,7 @@ unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; 
     }
 }
 
-/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, undefined behind the last row.
+/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, undefined after the last row.
 fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     let View { values, n_rows, n_cols, row_stride, col_stride } = matrix;
     let lines = &mut packed.as_chunks_mut::<WIDTH>().0[..n_cols];
@@ -151,7 +151,7 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
             let from = &values[n * col_stride..];
             let ahead = from.as_ptr().wrapping_add(LINES_AHEAD * col_stride);
             (0..WIDTH).step_by(16).for_each(|first| prefetch(ahead.wrapping_add(first)));
-            // Copies a whole line, although values behind the last row may belong to something else.
+            // Copies a whole line, although values after the last row may belong to something else.
             match from.first_chunk::<WIDTH>() {
                 Some(from) => *line = *from,
                 None => {

@@ -104,7 +104,7 @@ pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize)
     unsafe { if n_cols == PANEL { whole_tile(operands, output) } else { part_of_tile(operands, output, n_cols) } }
 }
 
-/// The first `n_cols` columns. A function of its own, so that it does not slow down whole tiles.
+/// The first `n_cols` columns. A separate function, so that it does not slow down whole tiles.
 #[inline(never)]
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 unsafe fn part_of_tile(operands: Operands<'_>, output: Output, n_cols: usize) {
