@@ -33,7 +33,7 @@ pub struct SaveOptions {
     pub eos_token_ids: Vec<TokenId>,
     /// The tokens with which the decoder of an encoder-decoder begins, for both files.
     pub decoder_start: Vec<TokenId>,
-    /// The token that fills up rows in `transformers`, for both files.
+    /// The padding token of `transformers`, for both files.
     pub pad_token_id: Option<TokenId>,
     /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
     /// with the end-of-sequence tokens.

@@ -77,8 +77,9 @@ pub struct EngineMetrics {
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     preemptions: IntCounter,
-    /// Under two names; the next one as well.
+    /// Exported under two names.
     prefix_queries: [IntCounter; 2],
+    /// Exported under two names.
     prefix_hits: [IntCounter; 2],
     drafts: IntCounter,
     draft_tokens: IntCounter,

@@ -68,7 +68,7 @@ struct Report {
     n_tokens: usize,
 }
 
-/// The JSON output of several.
+/// The JSON output of several samples.
 #[derive(Debug, Serialize)]
 struct Reports {
     samples: Vec<Report>,

@@ -149,7 +149,7 @@ pub(super) const fn groups<const GROUPS: usize, const ACTIVE: usize>() -> Config
     }
 }
 
-/// The shared expert is as wide as this many of the others.
+/// The width of the shared expert as a multiple of a routed expert's.
 pub(super) const fn shared_experts(key: &'static str, absent: usize) -> ConfigRow {
     ConfigRow::Indirect {
         key,
@@ -176,7 +176,8 @@ pub(super) const fn expert_sizes<const COUNT: usize, const ACTIVE: usize, const 
     ]
 }
 
-/// How DeepSeek's router weighs experts, and how many of the others the shared expert is as wide as. Behind the row of that width.
+/// How DeepSeek's router weighs experts, and the width of its shared expert as a multiple of a routed expert's. Follows
+/// the row of that routed width.
 pub(super) const fn deepseek_router(normalized: bool, scale: f64) -> [ConfigRow; 3] {
     [
         flag("norm_topk_prob", |c| &mut experts(c).normalized, normalized),

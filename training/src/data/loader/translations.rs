@@ -12,7 +12,7 @@ use hearth_model::{
 
 use super::{Batch, Documents, Packing, ids_on, in_batches, mix};
 
-/// The sources of a batch: rows of equal length, filled up.
+/// The sources of a batch: rows padded to equal length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceRows {
     /// Tokens in a row.

@@ -110,7 +110,7 @@ impl FileTensor for FactorList {
 /// A tensor that is to be written.
 struct Planned<'a> {
     form: TensorForm,
-    /// A parameter and which part of it makes the tensor; of a layer's experts all, in their order.
+    /// The parts of the tensor with the parameters they come from: one, or one for each of a layer's experts, in order.
     parts: Vec<(SavedTensor, ParamRef<'a>)>,
     /// Values in a row of the parameter.
     width: usize,
