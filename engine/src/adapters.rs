@@ -1,9 +1,9 @@
 //! LoRA adapters by name.
 //!
 //! A name is registered with a folder, whose values are read and kept in memory. If more than
-//! [`max_loaded`](AdapterOptions::max_loaded) adapters are in memory, those that no request holds are evicted, the
-//! least recently used first, and read again for the next request. A request holds its adapter until it ends, so
-//! removing a name does not affect earlier requests. The number of adapters that requests hold is limited by
+//! [`max_loaded`](AdapterOptions::max_loaded) adapters are in memory, adapters that no request holds are evicted, least
+//! recently used first, and read again for the next request. A request holds its adapter until it ends, so removing a
+//! name does not affect earlier requests. The number of adapters that requests hold is limited by
 //! [`MAX_HELD_PER_LOADED`].
 
 mod source;
@@ -46,7 +46,7 @@ pub struct AdapterOptions {
     pub max_loaded: usize,
     /// Maximum rank.
     pub max_rank: usize,
-    /// Clients may add adapters from below this folder, and remove adapters. `None`: they may not.
+    /// Clients may add adapters from below this folder, and remove adapters. `None`: they may do neither.
     pub root: Option<PathBuf>,
 }
 
@@ -54,7 +54,7 @@ impl AdapterOptions {
     /// Options of servers without adapters.
     pub const NONE: Self = Self { given: Vec::new(), max_loaded: 1, max_rank: 1, root: None };
 
-    /// Whether there may be adapters.
+    /// Whether the engine may have adapters.
     pub fn are_on(&self) -> bool {
         !self.given.is_empty() || self.root.is_some()
     }
@@ -99,7 +99,7 @@ impl ServedAdapter {
         &self.loaded
     }
 
-    /// The SHA-256 of its values, which identifies its pages in the prefix cache.
+    /// The SHA-256 of the adapter's values, which identifies its pages in the prefix cache.
     pub(crate) fn digest(&self) -> &Digest {
         &self.digest
     }
@@ -115,7 +115,7 @@ impl ServedAdapter {
 pub struct AdapterInfo {
     /// Its name.
     pub name: String,
-    /// Its folder, as it was given.
+    /// The adapter's folder, as it was given.
     pub dir: PathBuf,
     /// When it was registered, in seconds since 1970.
     pub created: u64,
@@ -167,7 +167,7 @@ pub enum AdapterError {
     /// Requests hold the maximum number of adapters.
     #[error("running and waiting requests use {0} LoRA adapters, which is the maximum: try again later")]
     Busy(usize),
-    /// It was evicted from memory, and cannot be read again.
+    /// The adapter was evicted from memory, and cannot be read again.
     #[error("the LoRA adapter `{0}` cannot be read any more; the server's log has the reason")]
     Gone(String),
     /// It was evicted from memory, and its files have changed.
@@ -243,7 +243,7 @@ struct Entry {
     source: Source,
     created: u64,
     last_used: u64,
-    /// The digest of its values when it was registered.
+    /// The digest of the adapter's values when it was registered.
     digest: Digest,
     served: Option<Arc<ServedAdapter>>,
 }
@@ -338,7 +338,7 @@ impl Adapters {
         let mut registered = self.lock();
         registered.clock += 1;
         let now = registered.clock;
-        // It may have been removed, replaced or loaded meanwhile. This request uses what it has read.
+        // It may have been removed, replaced or loaded meanwhile. This request uses the version that it has read.
         if let Some(entry) = registered.entries.get_mut(name).filter(|entry| entry.id == *served.id()) {
             entry.last_used = now;
             let kept = entry.served.get_or_insert(served).clone();

@@ -28,7 +28,7 @@ pub(crate) struct Beams {
     search: BeamSearch,
     branches: Vec<Branch>,
     tokenizer: Tokenizer,
-    /// Number of tokens of all answers; 0 until the search is over.
+    /// Number of tokens over all answers; 0 until the search is over.
     n_completion: usize,
 }
 
@@ -88,8 +88,9 @@ impl Beams {
         TokenIds { prompt: &self.request.parts().prompt_ids, output }
     }
 
-    /// Processes the raw logits of a beam's last row, at `position`, over the whole vocabulary. After a preemption, a row
-    /// may be passed again, also behind the row that ended its selection: then the beam has another last row.
+    /// Processes the raw logits of a beam's last row, at `position`, over the whole vocabulary. After a preemption, a
+    /// row may be passed again, even after the row that completed its step's selection: the beam then has another last
+    /// row already, and ignores it.
     ///
     /// # Errors
     /// The logits are invalid; the search cannot continue.
@@ -202,8 +203,8 @@ mod tests {
         *,
     };
 
-    /// After a preemption, the rows of all beams are computed again, and one that was processed before may come behind
-    /// the last one that was not.
+    /// After a preemption, the rows of all beams are recomputed, and an already processed row may come after the last
+    /// unprocessed one.
     #[test]
     fn beam_row_behind_the_selection_of_its_step_is_ignored() {
         let json = json!({

@@ -1,4 +1,4 @@
-//! Binds an answer to its grammar. What is thought before is free, and so are the marks that begin a thought.
+//! Binds an answer to its grammar. Thoughts before the answer are free, and so are the marks that begin a thought.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,12 +9,13 @@ use crate::thinking::{AnswerStart, ThinkingStep};
 /// Maximum number of tokens of white space between a thought and the answer.
 const MAX_BLANKS: usize = 2;
 
-/// The state of an answer that follows a grammar. While a thought is open, there is none.
+/// The state of an answer that follows a grammar. While a thought is open, there is no state.
 #[derive(Debug)]
 pub(crate) struct BoundAnswer {
-    /// The state in the grammar. `None` if the text so far is no answer.
+    /// The state in the grammar. `None` if the text so far cannot be an answer.
     answer: Option<Constraint>,
-    /// The state in the marks that the text may begin with. `None` if it does not, or no longer.
+    /// The state in the marks that the text may begin with. `None` if the text does not begin with one, or has passed
+    /// it.
     opening: Option<Constraint>,
     blank_ids: Arc<BTreeSet<TokenId>>,
     /// Number of tokens of white space that may still come before the answer.
@@ -23,12 +24,12 @@ pub(crate) struct BoundAnswer {
     has_begun: bool,
 }
 
-/// What an added token means for the answer.
+/// The effect of an added token on the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
-    /// It goes on.
+    /// The answer continues.
     Open,
-    /// It is complete: nothing may follow.
+    /// The answer is complete: nothing may follow.
     Complete,
     /// This is known [later](BoundAnswer::accepted).
     Later,
@@ -53,8 +54,8 @@ impl BoundAnswer {
         self.has_begun
     }
 
-    /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the answer may end, those of
-    /// `end_ids` that end it are allowed.
+    /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the answer may end,
+    /// `end_ids` are allowed.
     ///
     /// # Errors
     /// As [`Constraint::restrict`].
@@ -127,13 +128,13 @@ impl BoundAnswer {
         self.answer.as_ref().is_some_and(Constraint::is_slow)
     }
 
-    /// Starts computing what may come next on another thread.
+    /// Starts computing the allowed next tokens on another thread.
     pub(crate) fn prepare(&self) {
         self.answer.iter().chain(&self.opening).for_each(Constraint::prepare);
     }
 
-    /// The result of a token whose meaning is known [later](Bound::Later): whether the answer is complete. Returned once,
-    /// when it is ready.
+    /// The result of a token whose effect is known [later](Bound::Later): whether the answer is complete. Returned
+    /// once, when it is ready.
     pub(crate) fn accepted(&mut self) -> Option<Result<bool>> {
         self.answer.as_mut()?.accepted()
     }

@@ -1,4 +1,4 @@
-//! Decides when drafting pays: how often drafts are accepted, and what they cost.
+//! Decides when drafting pays, from the acceptance rate and the cost of drafts.
 
 use std::time::Duration;
 
@@ -55,8 +55,8 @@ const RATE_WEIGHT: f64 = 0.15;
 const RESET_WEIGHT: f64 = 1.0 / 64.0;
 
 impl Acceptance {
-    /// The number of tokens to draft, at most `max`: as long as the probability that all of them are accepted exceeds
-    /// the `price` of computing the last one.
+    /// The number of tokens to draft, at most `max`: tokens are added as long as the probability that all of them are
+    /// accepted exceeds the `price` of computing the last one.
     pub(crate) fn n_drafts_that_pay(&mut self, source: DraftSource, price: f64, max: usize) -> usize {
         let rate = self.rate(source);
         let mut chance = *rate;
@@ -113,7 +113,8 @@ const INITIAL_COST: f64 = 0.1;
 /// Weight of a new step in the average duration of steps without drafts.
 const PLAIN_WEIGHT: f64 = 0.1;
 
-/// The same in the cost of a draft token: steps with drafts are rare if drafting is expensive.
+/// Weight of a new step in the cost of a draft token: larger, since steps with drafts are rare if drafting is
+/// expensive.
 const COST_WEIGHT: f64 = 0.3;
 
 /// Upper limit of a measured cost, so that outliers are forgotten within some hundred steps.

@@ -1,4 +1,4 @@
-//! The engine on a thread of its own, and the handle to it.
+//! The engine on its own thread, and the handle to it.
 
 use std::{
     fmt,
@@ -69,7 +69,7 @@ impl Engine {
     /// `load` runs on that thread because a device's streams belong to the thread that uses them.
     ///
     /// # Errors
-    /// Those of `load`, invalid limits, or a thread that cannot be started.
+    /// The errors of `load`, invalid limits, or a thread that cannot be started.
     pub fn start<Load, Loaded>(
         load: Load,
         options: EngineOptions,
@@ -132,7 +132,7 @@ impl Engine {
         self.submit_at(requests, Instant::now())
     }
 
-    /// The same for requests that arrived at `arrived`: deadlines and latencies count from there.
+    /// As [`submit`](Self::submit), for requests that arrived at `arrived`: deadlines and latencies count from there.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
@@ -185,8 +185,8 @@ impl Engine {
         self.stats.lock().state.clone()
     }
 
-    /// What of the engine's work has made no progress for the longest time, such as a step, and that time. `None` if
-    /// there is no work.
+    /// The kind of the engine's work that has made no progress for the longest time, such as a step, and that time.
+    /// `None` if there is no work.
     pub fn slowest_work(&self) -> Option<(&'static str, Duration)> {
         self.work_clock.slowest()
     }

@@ -41,7 +41,7 @@ pub enum Event {
         text: String,
         /// Number of prompt tokens found in the prefix cache. Reported once by answers that share a prompt.
         cached_tokens: usize,
-        /// Number of tokens of thoughts, without their marks. `None` if thoughts are not known.
+        /// Number of tokens in thoughts, without their marks. `None` if thoughts are not tracked.
         thought_tokens: Option<usize>,
         /// Durations of the phases.
         spans: PhaseTimes,
@@ -142,7 +142,7 @@ impl Event {
     }
 }
 
-/// What both ends of a submission's channel share.
+/// The state that both ends of a submission's channel share.
 #[derive(Debug, Default)]
 struct Channel(Mutex<Backlog>);
 

@@ -45,7 +45,7 @@ impl EventSenders {
         self.queue_end_of_thinking(answer, (reason, cause), text, None);
     }
 
-    /// The same for an answer with a number of tokens of thoughts.
+    /// As [`queue_end`](Self::queue_end), for an answer with a number of thinking tokens.
     pub(super) fn queue_end_of_thinking(
         &mut self,
         answer: usize,
@@ -80,7 +80,7 @@ pub(crate) enum Progress {
     Nothing,
     /// Another token, and the key of the last page if the token fills it.
     Token(Option<PageKey>),
-    /// The same, but the grammar is still processing this token: see `Job::poll_held`.
+    /// As [`Token`](Self::Token), but the grammar is still processing this token: see `Job::poll_held`.
     Held(Option<PageKey>),
     /// The grammar of a held request allows more tokens.
     Resumed,

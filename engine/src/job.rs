@@ -221,11 +221,11 @@ impl Job {
         self.request().parts().deadline.filter(|deadline| age > *deadline)
     }
 
-    /// Records that a step computes some of its tokens. `n_cached` prompt tokens were in the prefix cache.
+    /// Records that a step computes some of the request's tokens. `n_cached` prompt tokens were in the prefix cache.
     pub(crate) fn started(&mut self, n_cached: usize, observer: &dyn Observer) {
         self.queue_place = None;
         let parts = self.request().parts();
-        // What fills the source's last page is no token.
+        // The padding of the source's last page is not counted as tokens.
         let n_filled = parts.n_source_places() - parts.source_ids.len();
         self.senders.n_cached = n_cached.saturating_sub(n_filled);
         if let Some(queued) = self.senders.timeline.start() {
@@ -251,7 +251,7 @@ impl Job {
         self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, LogitDemand::and)
     }
 
-    /// Whether it needs the hidden states of all rows, and no logits.
+    /// Whether the request needs the hidden states of all rows, and no logits.
     pub(crate) fn wants_hidden(&self) -> bool {
         matches!(self.task, Task::Embedding(_))
     }
@@ -335,12 +335,12 @@ impl Job {
     }
 }
 
-/// Messages of a prompt whose states are kept, at most: those of the messages before were kept when these were new, and a prompt must
-/// not push out those of others.
+/// Maximum number of messages of a prompt whose states are kept. States of earlier messages were kept when those
+/// messages were new, and one prompt must not push out the states of others.
 const MAX_MESSAGE_STATES: usize = 8;
 
-/// The last page boundary in each of the last messages of a prompt. What ends an answer also ends the messages before it, as templates
-/// are.
+/// The last page boundary in each of the last messages of a prompt. In chat templates, the token that ends an answer
+/// also ends the messages before it.
 fn message_boundaries(prompt_ids: &[TokenId], end_ids: &BTreeSet<TokenId>) -> Vec<usize> {
     let ends = prompt_ids.iter().enumerate().filter(|(_, id)| end_ids.contains(id)).map(|(index, _)| index + 1);
     let mut boundaries: Vec<usize> = ends.map(|end| end / PAGE_SIZE * PAGE_SIZE).filter(|&at| at > 0).collect();

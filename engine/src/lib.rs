@@ -1,13 +1,13 @@
-//! The engine: generates many texts at once with one model. The server and training are above it, `hearth-model` is below.
+//! The engine: generates many texts at once with one model. The server and training use it; it uses `hearth-model`.
 //!
 //! Requests are valid by construction; their output is a stream of events. Token ids and sampling belong here, HTTP, JSON
 //! and command lines do not.
 //!
 //! # Layout
-//! - `engine`: [`Engine`], which works on a thread of its own; `local`: [`LocalEngine`], on its caller's
+//! - `engine`: [`Engine`], which works on its own thread; `local`: [`LocalEngine`], which works on its caller's
 //! - [`request`]: validated requests; `event`: their output; `startup`: options, and the state of the inference thread
-//! - `served_model`: the model's data for other threads; `stats`: the engine's state, `stats_publisher`: how it gets out; [`observer`]: what it reports about its
-//!   work; `outcome` and `timeline`: how requests end, and the times of their phases
+//! - `served_model`: the model's data for other threads; `stats`: the engine's state, `stats_publisher`: publishes it;
+//!   [`observer`]: reports about its work; `outcome` and `timeline`: how requests end, and the times of their phases
 //! - [`tenant`]: who sends requests, and queues that they share
 //! - [`scheduler`]: selects the tokens of the next step; pure
 //! - [`adapters`]: LoRA adapters by name
@@ -18,7 +18,7 @@
 //! - `sample_step`: samples a step's logits for each request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `bound_answer`: binds an answer, not a thought, to its grammar
-//! - [`thinking`]: counts what a sequence thinks, and ends it at a budget
+//! - [`thinking`]: counts a sequence's thinking tokens, and ends its thoughts at a budget
 //! - `token_ids`: the tokens of a prompt and its answer
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 //! - [`memory`]: whether settings fit into memory; [`work_clock`]: work that makes no progress; [`clock`]: the time of day

@@ -87,13 +87,13 @@ impl From<ValidationError> for LocalError {
 #[derive(Debug)]
 pub struct LocalEngine {
     worker: Worker,
-    /// A worker whose channel is closed has been stopped.
+    /// Kept open: a worker whose channel is closed stops.
     _commands: Sender<Command>,
     tokenizer: Tokenizer,
     limits: ModelLimits,
 }
 
-/// States of recurrent layers that are kept of prompts: texts in a batch have a common beginning, not much more.
+/// Maximum number of recurrent states kept of prompts: texts in a batch have a common beginning, but share little else.
 const KEPT_STATES_LOCALLY: usize = 8;
 
 impl LocalEngine {
@@ -137,8 +137,8 @@ impl LocalEngine {
         Ok(Self { worker, _commands: commands, tokenizer: tokenizer.clone(), limits })
     }
 
-    /// Serves requests to their end. `on_event` gets their events, each with the index of its request (of its answer, where a
-    /// beam search returns several), and may stop all of them.
+    /// Serves requests to their end. `on_event` gets their events, each with the index of its request (of its answer,
+    /// where a beam search returns several), and may stop all requests.
     ///
     /// # Errors
     /// The first request that is invalid, or that failed; then all end.

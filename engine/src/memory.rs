@@ -1,4 +1,4 @@
-//! Whether there is enough memory for what settings ask for.
+//! Checks whether there is enough memory for the requested settings.
 
 use burn::tensor::Device;
 use hearth_model::ops::Dtype;

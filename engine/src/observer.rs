@@ -1,4 +1,4 @@
-//! What the engine reports about its work, such as for metrics.
+//! What the engine reports about its work, for example to metrics.
 
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
@@ -9,8 +9,8 @@ use crate::{
     timeline::{EndedAnswer, TokenTime},
 };
 
-/// Receives what the engine counts and measures. It is called on the inference thread and on the threads of the pool, so
-/// it must not wait. What an event reports is counted before the event is sent.
+/// Receives the engine's counts and measurements. It is called on the inference thread and on the threads of the pool,
+/// so it must not wait. Everything is counted before the event that reports it is sent.
 pub trait Observer: Debug + Send + Sync {
     /// The engine's state after a step, if it has changed.
     fn stats(&self, _stats: &EngineStats) {}

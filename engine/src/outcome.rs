@@ -14,7 +14,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// All of them.
+    /// All outcomes.
     pub const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
 
     /// Its name in metrics.

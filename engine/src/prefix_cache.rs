@@ -44,14 +44,14 @@ impl PrefixChain {
         Self { last: salt.map_or(NO_SALT, |salt| salt.0) }
     }
 
-    /// The same chain for pages that an adapter computes, which have no keys in common with those of the model or of
-    /// other adapters. `digest` identifies the adapter's values.
+    /// The chain for pages that an adapter computes. These share no keys with the pages of the model or of other
+    /// adapters. `digest` identifies the adapter's values.
     #[must_use]
     pub fn of_adapter(self, digest: &Digest) -> Self {
         Self { last: hash(&[&self.last.0, b"adapter:", &digest.0]) }
     }
 
-    /// The same chain for texts about a source, whose pages depend on all of its tokens.
+    /// The chain for texts about a source, whose pages depend on all tokens of the source.
     #[must_use]
     pub fn of_source(self, source_ids: &[TokenId]) -> Self {
         let tokens: Vec<u8> = source_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -112,7 +112,7 @@ mod tests {
         assert!(of_adapter(1).iter().all(|key| !keys.contains(key)));
     }
 
-    /// The encoder's output for a token depends on those behind it, too.
+    /// The encoder's output for a token also depends on later tokens.
     #[test]
     fn page_keys_of_a_source_depend_on_its_last_token() {
         let keys = |ids: &[TokenId]| PrefixChain::new(None).of_source(ids).extend(ids);
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(keys, keys_of(None, &text));
     }
 
-    /// The keys in `docs/serving/security.md` are those that the engine computes.
+    /// The keys in `docs/serving/security.md` are the ones that the engine computes.
     #[test]
     fn page_keys_documented_in_serving_md_are_the_computed_ones() {
         let text: Vec<TokenId> = (1..=32).collect();

@@ -45,9 +45,9 @@ pub struct ModelLimits {
     pub max_batch_size: usize,
     /// Pages in the KV cache.
     pub n_pages: usize,
-    /// Whether the model has recurrent layers: sequences of a request that are computed again then share no pages.
+    /// Whether the model has recurrent layers: sequences of a request that are recomputed then share no pages.
     pub is_recurrent: bool,
-    /// Whether the model is an encoder, which makes vectors and no text.
+    /// Whether the model is an encoder, which computes vectors, not text.
     pub is_encoder: bool,
     /// Maximum number of tokens of the source that an encoder-decoder reads; 0 for other models. Its `max_seq_len` counts the
     /// decoder's tokens alone.
@@ -103,7 +103,7 @@ pub struct TextOptions {
 /// The text of special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// None.
+    /// Left out.
     #[default]
     Skip,
     /// Their strings.
@@ -133,8 +133,8 @@ pub enum LogprobsMode {
 /// The parts of a request before validation. Clones are cheap: answers to a prompt share long data.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
-    /// The prompt to continue or embed; with a source, that of the decoder. In a valid request, the places of the source come
-    /// before it: its tokens, and what fills their last page.
+    /// The prompt to continue or embed; with a source, the decoder's prompt. In a valid request, the slots of the
+    /// source come before it: its tokens, and the padding of their last page.
     pub prompt_ids: Arc<[TokenId]>,
     /// The source that the encoder of an encoder-decoder reads. Empty for other models.
     pub source_ids: Arc<[TokenId]>,
@@ -142,7 +142,7 @@ pub struct RequestParts {
     pub sampling: SamplingParams,
     /// Conditions for ending.
     pub stop: StopConditions,
-    /// Index of the answer among those to the same prompt; part of the random stream's key.
+    /// Index of the answer among the answers to the same prompt; part of the random stream's key.
     pub choice: u32,
     /// Report each generated token's log-probability, with this many alternatives.
     pub logprobs: Option<usize>,
@@ -156,17 +156,17 @@ pub struct RequestParts {
     pub text: TextOptions,
     /// How to process the prompt.
     pub strategy: Strategy,
-    /// What is done to a vector of the prompt.
+    /// Post-processing of the prompt's vector.
     pub vector: VectorSteps,
-    /// Where the second text of the prompt begins, for encoders that tell two texts apart.
+    /// Where the second text of the prompt begins, for encoders with token types.
     pub second_text: Option<usize>,
     /// Tokens at the end of the prompt that no token sees, of an encoder without a sliding window.
     pub n_hidden: usize,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
-    /// A grammar that constrains parts of the answer, if none constrains the whole.
+    /// A grammar that constrains parts of the answer, if no grammar constrains all of it.
     pub watch: Option<Watch>,
-    /// What is known of its thoughts. `None` if they are text like any other.
+    /// How thoughts in the answer are tracked. `None`: thoughts are treated like any other text.
     pub thinking: Option<ThinkingRules>,
     /// Who sends it: tenants share the batch and the queue.
     pub tenant: TenantId,
@@ -306,7 +306,7 @@ impl EngineRequest {
         }
     }
 
-    /// Maximum number of its sequences.
+    /// Maximum number of the request's sequences.
     pub(crate) fn width(&self) -> usize {
         match self.0.strategy {
             Strategy::Sample | Strategy::Embed { .. } => 1,

@@ -81,7 +81,8 @@ pub(crate) fn sample_step<'a>(
 impl JobRows<'_> {
     fn take(&mut self, token_ids: &[TokenId], observer: &dyn Observer) {
         for (wanted, logits) in &self.rows {
-            // A row whose token differs from the sampled one, or that follows such a row, belongs to a rejected draft.
+            // A row whose input token differs from the sampled token, or that follows such a row, belongs to a rejected
+            // draft.
             let known = self.job.token_ids(wanted.id.branch).get(wanted.position);
             if known.is_none() || known != token_ids.get(wanted.row).copied() {
                 continue;

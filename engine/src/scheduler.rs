@@ -3,8 +3,8 @@
 //! It uses no tensors, clock, channels or token ids: the input is counts and page tables, the output a [`Step`], so
 //! that tests can simulate whole workloads. Time is measured in steps.
 //!
-//! A *tenant* is who sent a request ([`TenantId`]): an API key, or the address of a client. The places of the batch are
-//! shared out among tenants first, and a tenant's places among its requests.
+//! A *tenant* is the sender of a request ([`TenantId`]): an API key, or the address of a client. The places of the
+//! batch are divided among tenants first, and then among each tenant's requests.
 //!
 //! The rules:
 //! - A tenant's requests are ranked by their step of arrival plus [`AGEING_STEPS`] per level of `priority`, then by
@@ -24,27 +24,27 @@
 //! - When a request with several sequences is recomputed, the first sequence is computed first, and the others share
 //!   the full pages that they have in common with it, at least those of the prompt: they need no more pages than
 //!   before.
-//! - A step computes decoding sequences first, then prefills in the order in which they stand with the rest of the token
-//!   budget. A prefill leaves half of the rest to those behind it, as far as they need it, so that a short prompt does not
-//!   wait for the end of a long one.
+//! - A step computes decoding sequences first, then prefills in the order in which they stand with the rest of the
+//!   token budget. A prefill leaves half of the rest to the requests behind it, as far as they need it, so that a short
+//!   prompt does not wait for the end of a long one.
 //! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
 //!   better request needs them, its pages.
-//! - With recurrent layers, a sequence also has a state. What is kept of it in the prefix cache is the state at some places:
-//!   at the last page boundary of each prompt and of each of its messages, every [`Limits::tokens_per_state`] tokens of a long
-//!   one, and at the last page boundary of what was generated, with drafts the last of every fourth. A chunk ends at the next of
-//!   these places.
-//! - With an encoder before the model, a prompt begins with its source, whose pages are used all or not at all.
+//! - With recurrent layers, a sequence also has a state. The prefix cache keeps its state at some positions: at the
+//!   last page boundary of each prompt and of each of its messages, every [`Limits::tokens_per_state`] tokens of a long
+//!   prompt, and at the last page boundary of the generated tokens (with drafts, only every fourth boundary counts). A
+//!   chunk ends at the next of these positions.
+//! - With an encoder before the model, a prompt begins with its source, whose cached pages are used all or not at all.
 //! - With [`Limits::whole_prompts`], a prompt is computed in one step, or waits for the next.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
 //!   pages of rejected ones are free again after the step.
 //!
 //! # No tenant waits for another's queue
-//! A tenant's only request starts in the next step, however many requests others have queued or run, if the best request
-//! of each of them leaves places, pages and an adapter for it. From then on it takes part in every step. Prompts of `k`
-//! other tenants leave it a share of at least `1 / 2^(k + 1)` of the tokens that are not decoded. So beside one other
-//! tenant, a request for two tokens has them after `1 + n_prompt / s` steps, rounded up, where `s` is a quarter of
-//! `max_batch_tokens - max_batch_size`. If the best requests of the others leave too little, it is next when the best one
-//! of each has ended.
+//! A tenant's only request starts in the next step, however many requests others have queued or run, if the best
+//! request of each of them leaves places, pages and an adapter for it. From then on it takes part in every step.
+//! Prompts of `k` other tenants leave it a share of at least `1 / 2^(k + 1)` of the tokens that are not decoded. So
+//! next to one other tenant, a request for two tokens has them after `1 + n_prompt / s` steps, rounded up, where `s` is
+//! a quarter of `max_batch_tokens - max_batch_size`. If the best requests of the others leave too little, it is next
+//! when the best one of each has ended.
 //!
 //! # Nothing starves
 //! The running request that stands first, if it is not held, computes at least one token in every step and is never
@@ -91,10 +91,10 @@ pub struct Scheduler {
     limits: Limits,
     pool: PagePool,
     ranks: HashMap<RequestId, (TenantId, Rank)>,
-    /// Those that have requests.
+    /// Tenants that have requests.
     tenants: BTreeMap<TenantId, Tenant>,
     running: BTreeMap<Rank, ScheduledRequest>,
-    /// Number of turns that tenants have got so far.
+    /// Number of turns given to tenants so far.
     n_turns: u64,
     /// Number of requests with an adapter.
     n_adapted: usize,
@@ -149,9 +149,9 @@ impl Scheduler {
         );
     }
 
-    /// Adds a request `child` that continues from the position of `parent`, shares its pages and is ranked as if it had
-    /// arrived in the same step. If the batch has no place, or a better request waits, it joins the queue and uses the
-    /// prefix cache.
+    /// Adds a request `child` that continues from the position of `parent`, shares the parent's pages and is ranked as
+    /// if it had arrived in the same step. If the batch has no place, or a better request waits, it joins the queue and
+    /// uses the prefix cache.
     pub fn fork(&mut self, parent: RequestId, child: RequestId) {
         let Some(&(tenant, parent_rank)) = self.ranks.get(&parent) else { return };
         let Some(request) = self.request(parent) else { return };
@@ -293,8 +293,8 @@ impl Scheduler {
         }
     }
 
-    /// The page tables of a step's sequences, in the order of its chunks. Those with drafts are marked, to go back here if
-    /// some are rejected.
+    /// The page tables of a step's sequences, in the order of its chunks. Tables of sequences with drafts are marked,
+    /// so that rejected drafts can be rolled back.
     pub fn tables(&mut self, step: &Step) -> Vec<&mut PageTable> {
         let mut tables = HashMap::new();
         for (rank, request) in &mut self.running {
@@ -326,8 +326,8 @@ impl Scheduler {
         }
     }
 
-    /// Removes rejected drafts of a step, once its tokens are known. A sequence with a state goes back to before the step if
-    /// any were rejected: what was accepted is computed again.
+    /// Removes rejected drafts of a step, once its tokens are known. A sequence with a state is rolled back to before
+    /// the step if any were rejected; its accepted tokens are recomputed.
     pub fn roll_back(&mut self, step: &Step) {
         let tokens_per_state = self.limits.tokens_per_state;
         for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
@@ -351,7 +351,7 @@ impl Scheduler {
         self.tenants.values().map(|tenant| tenant.waiting.len()).sum()
     }
 
-    /// Number of places in the batch that running requests take: the maximum number of their sequences.
+    /// Number of places in the batch that running requests take: the sum of their maximum numbers of sequences.
     pub fn n_places_taken(&self) -> usize {
         self.running.values().map(|request| request.width).sum()
     }
@@ -399,8 +399,8 @@ impl Scheduler {
         self.running.iter().flat_map(|(rank, request)| request.named_sequences(rank))
     }
 
-    /// The running sequences that can take part in a step: not those of held requests, and not those that wait to share
-    /// pages with the first sequence of their request. In the order in which their requests stand.
+    /// The running sequences that can take part in a step, in the order in which their requests stand. Excludes held
+    /// requests, and sequences that wait to share pages with the first sequence of their request.
     fn schedulable_sequences(&self) -> Vec<(SequenceId, &ScheduledSequence)> {
         let standings = self.standings();
         let running = standings.iter().filter_map(|standing| self.running.get_key_value(&standing.rank));
@@ -469,8 +469,8 @@ impl Scheduler {
         })
     }
 
-    /// Whether a waiting request could start if the requests `without` did not run. Pages that others share are counted
-    /// for each of them, so it may say no where there would be room.
+    /// Whether a waiting request could start if the requests `without` did not run. Shared pages are counted once per
+    /// sequence, so the result may be false although there is room.
     fn has_room_without(&self, without: &[Rank], tenant: TenantId, rank: Rank) -> bool {
         let waiting = self.tenants.get(&tenant).and_then(|tenant| tenant.waiting.get(&rank));
         let without: BTreeSet<_> = without.iter().collect();

@@ -30,8 +30,7 @@ pub(crate) struct Sequence {
     sampler: Sampler,
     /// The state of the answer's grammar. Recomputed tokens are not sampled again, so it survives a preemption.
     constraint: Option<BoundAnswer>,
-    /// The state of the grammar of parts of the answer. It reads only sampled tokens: those of rejected drafts never reach
-    /// it.
+    /// The state of the grammar of parts of the answer. It reads only sampled tokens, never tokens of rejected drafts.
     watch: Option<Watch>,
     /// Its thoughts, if they are known.
     thinking: Option<Thinking>,
@@ -42,7 +41,7 @@ pub(crate) struct Sequence {
     /// recomputed.
     prompt_logprobs: Arc<Vec<Option<TokenLogprobs>>>,
     chain: PrefixChain,
-    /// Acceptance of its drafts.
+    /// Acceptance rate of the sequence's drafts.
     pub(crate) acceptance: Acceptance,
 }
 
@@ -102,8 +101,8 @@ impl Sequence {
         self.output.len()
     }
 
-    /// Maximum number of draft tokens that it can use besides the token of the next step. 0 before the first token,
-    /// where other answers may fork.
+    /// Maximum number of draft tokens that the sequence can use besides the token of the next step. 0 before the first
+    /// token, because other answers may fork there.
     pub(crate) fn max_drafts(&self) -> usize {
         match self.n_completion() {
             0 => 0,
@@ -119,8 +118,8 @@ impl Sequence {
         &self.sampler
     }
 
-    /// The token that would be sampled from these logits after `n_ahead` more tokens, which `sampler`, a copy, has
-    /// accepted. `None` if no token can be sampled.
+    /// The token that would be sampled from these logits after `n_ahead` more tokens, which `sampler`, a copy of the
+    /// sequence's sampler, has accepted. `None` if no token can be sampled.
     pub(crate) fn sample_draft(&self, sampler: &mut Sampler, n_ahead: usize, logits: &LogitRow<'_>) -> Option<TokenId> {
         let id = sampler.sample(self.allowed(n_ahead, logits), self.token_ids().len() + n_ahead).ok()?;
         sampler.accept(id);
@@ -137,7 +136,7 @@ impl Sequence {
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> LogitDemand {
         let RequestParts { logprobs, logprobs_mode, logprobs_of, thinking, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
-        // The log-probability of a forced token may be any.
+        // A forced token may have any rank, so its log-probability needs the whole row.
         let may_force = thinking.as_ref().is_some_and(|thinking| thinking.budget.is_some());
         let reports_raw = logprobs.is_some() && (*logprobs_mode == LogprobsMode::Raw || may_force);
         let reports_raw = reports_raw || logprobs_of.is_some();
@@ -155,7 +154,7 @@ impl Sequence {
         }
     }
 
-    /// What a grammar of parts of the answer restricts after the tokens `ahead`. `None` without one.
+    /// The restriction by a grammar of parts of the answer after the tokens `ahead`. `None` without such a grammar.
     fn outlook(&self, ahead: &[TokenId]) -> Option<Outlook> {
         let watch = self.watch.as_ref()?;
         if ahead.is_empty() || watch.is_bound() {
@@ -264,7 +263,7 @@ impl Sequence {
         if let Some(thinking) = self.thinking.as_mut().filter(|_| forced.is_none() && is_thinking)
             && self.constraint.is_some()
         {
-            // What follows the thought must follow the grammar: no token has both.
+            // The answer must follow the grammar after the thought: no token may contain parts of both.
             let mut barred = BTreeSet::new();
             while thinking.would_begin_answer(sampled) {
                 barred.insert(sampled);
@@ -325,7 +324,7 @@ impl Sequence {
         })
     }
 
-    /// The logits of the next token, without those that parts of the answer may not have.
+    /// The logits of the next token, without tokens that the grammar of parts of the answer forbids.
     fn watched<'a>(&self, logits: &'a LogitRow<'_>) -> Result<LogitRow<'a>> {
         match &self.watch {
             Some(watch) if watch.is_bound() => {
@@ -380,7 +379,7 @@ impl Sequence {
     }
 }
 
-/// Adds a token to the text that is watched, of which thoughts are no part. Returns whether the text is complete.
+/// Adds a token to the watched text, which excludes thoughts. Returns whether the text is complete.
 ///
 /// # Errors
 /// As [`Watch::accept`].

@@ -22,7 +22,7 @@ pub struct ServedModel {
     pub config: GptConfig,
     /// Limits for requests.
     pub limits: ModelLimits,
-    /// The most bytes of a text that may fit into the context; `None` if that is not known.
+    /// Maximum number of bytes of a text that can fit into the context; `None` if unknown.
     pub max_text_bytes: Option<usize>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
@@ -34,14 +34,14 @@ pub struct ServedModel {
     pub decoder_start: Vec<TokenId>,
     /// Defaults of sampling parameters.
     pub sampling_defaults: SamplingParams,
-    /// How the model's files say that texts become vectors.
+    /// The pooling that the model's files state.
     pub own_pooling: OwnPooling,
-    /// What it wants before texts to make vectors of.
+    /// The prompts of an embedding model.
     pub prompts: Prompts,
-    /// Its head for classes, if it has one.
+    /// The classification head, if the model has one.
     pub classifier: Option<Classifier>,
-    /// A fingerprint of what affects answers, except the weights: the version, the architecture, dtypes, the precision and
-    /// the device. If it changes, the same seeds may give other answers.
+    /// A fingerprint of everything except the weights that affects answers: the version, the architecture, dtypes, the
+    /// precision and the device. If it changes, the same seeds may give other answers.
     pub fingerprint: String,
     /// Computes attention maps and the predictions of layers.
     pub inspector: Inspector,

@@ -30,7 +30,7 @@ use hearth_model::{
 /// Maximum size of the KV cache in bytes if not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
 
-/// States that are kept at most if no number is set.
+/// Default limit of the number of kept states.
 const MAX_KEPT_STATES: usize = 256;
 
 /// Maximum number of bytes that are tokenized at once: they use up to two hundred times as much memory.
@@ -49,8 +49,9 @@ pub struct EngineOptions {
     /// KV cache size in tokens, over all sequences. `None`: a full context for every running sequence, up to 1 GiB but
     /// at least one full context; on the CPU at most a quarter of free memory.
     pub kv_cache_tokens: Option<usize>,
-    /// States of recurrent layers that are kept of prompts and answers, so that texts with the same beginning are not computed
-    /// again from the start. `None`: as many as fit into 1 GiB, on the CPU into an eighth of free memory, and at most 256.
+    /// Number of states of recurrent layers kept of prompts and answers, so that texts with the same beginning are not
+    /// computed from the start. `None`: as many as fit into 1 GiB, on the CPU into an eighth of free memory, and at
+    /// most 256.
     pub kept_states: Option<usize>,
     /// Dtype of the KV cache. `None`: as [suits](KvDtype::choose) each model.
     pub kv_cache_dtype: Option<KvDtype>,
@@ -85,7 +86,7 @@ impl EngineOptions {
     /// Checks the settings.
     ///
     /// # Errors
-    /// The flag, its value, and what is allowed.
+    /// The flag, its value, and the allowed values.
     pub fn check(&self) -> Result<(), StartError> {
         let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation, .. } = *self;
         if speculation != Speculation::Off && !(1..=MAX_DRAFT_TOKENS).contains(&speculation.n_tokens()) {
@@ -143,7 +144,7 @@ pub(crate) struct Prepared {
     pub(crate) compute: Compute,
 }
 
-/// What the inference thread computes with.
+/// The models and caches with which the inference thread computes.
 pub(crate) struct Compute {
     pub(crate) runner: ModelRunner,
     pub(crate) kv_dtype: KvDtype,
@@ -161,7 +162,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let kv_dtype = kv_dtype(&loaded, options)?;
     let mut bytes_per_token = loaded.gpt.kv_bytes_per_token(kv_dtype)?;
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
-        // The draft model's cache has room for as many tokens.
+        // The draft model's cache has room for the same number of tokens.
         bytes_per_token += draft.gpt.kv_bytes_per_token(self::kv_dtype(draft, options)?)?;
     }
     if let (Speculation::PredictionHead { .. }, Some(head)) = (options.speculation, &prediction_head) {
@@ -181,7 +182,7 @@ pub(crate) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let longest = loaded.text_limit.unwrap_or(usize::MAX).min(config.max_seq_len).max(1);
     let max_seq_len = longest.min(n_pages * PAGE_SIZE);
     let max_source_len = config.max_source_len();
-    // The longest text must fit into a step of an encoder, with its source and beside all others.
+    // The longest text must fit into a step of an encoder, with its source and next to decoding sequences.
     let whole_prompts = config.bidirectional || config.is_encoder_decoder();
     let longest_prompt = max_places(&config).min(n_pages * PAGE_SIZE) + options.max_batch_size;
     let max_batch_tokens =
@@ -248,7 +249,7 @@ fn warmed_up(
 
 fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {
     if loaded.gpt.config().bidirectional {
-        // Keys and values of an encoder live for one step: there is nothing to save.
+        // Keys and values of an encoder live for one step: a narrower dtype would save nothing.
         return Ok(KvDtype::F32);
     }
     Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
@@ -344,7 +345,7 @@ fn n_states(state_bytes: usize, options: &EngineOptions, available_bytes: Option
     Ok(n_states)
 }
 
-/// The number of states of recurrent layers that are kept if [`EngineOptions::kept_states`] says none, where a sequence has
+/// The default number of states of recurrent layers to keep ([`EngineOptions::kept_states`]), if a sequence's state has
 /// `state_bytes`.
 pub fn default_kept_states(state_bytes: usize, available_bytes: Option<u64>) -> usize {
     let room = available_bytes.map_or(DEFAULT_CACHE_BYTES, |available| {

@@ -24,7 +24,7 @@ impl StatsPublisher {
         self.last.clone()
     }
 
-    /// Changes the state, and tells the observer if it is another one.
+    /// Changes the state, and tells the observer if the state is different.
     pub(crate) fn update(&self, change: impl FnOnce(&mut EngineStats)) {
         let mut last = self.last.lock();
         let before = last.clone();

@@ -32,15 +32,16 @@ impl TenantId {
 
 /// Counts the places of a queue that are taken, by tenant. Clones share the counts.
 ///
-/// A tenant may take all `max` places of a queue that nobody else uses. Others then find a reserve of as many places, of
-/// which each may take as many as are left: so no tenant keeps others out, and never more than `2 * max` places are taken.
+/// A tenant may take all `max` places of a queue that nobody else uses. Beyond these there is a reserve of another
+/// `max` places; each other tenant may take as many places as are left of it. So no tenant keeps others out, and at
+/// most `2 * max` places are taken.
 #[derive(Clone, Debug, Default)]
 pub struct Queue(Arc<Mutex<Taken>>);
 
 #[derive(Debug, Default)]
 struct Taken {
     total: usize,
-    /// Without those that have none.
+    /// Tenants with at least one place.
     by_tenant: HashMap<TenantId, usize>,
 }
 
@@ -57,7 +58,7 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `n_places` for a tenant; `None` if it may not take as many.
+    /// Takes `n_places` for a tenant; `None` if it may not take that many.
     pub fn take(&self, max: usize, tenant: TenantId, n_places: usize) -> Option<QueuePlaces> {
         let mut taken = self.lock();
         if !taken.has_room(max, tenant, n_places) {
@@ -83,7 +84,7 @@ impl Taken {
 }
 
 impl QueuePlaces {
-    /// Separates at most `n_places` of them.
+    /// Separates at most `n_places` from these places.
     pub fn split(&mut self, n_places: usize) -> Self {
         let n_places = n_places.min(self.n_places);
         self.n_places -= n_places;
@@ -143,7 +144,7 @@ mod tests {
             assert!(taken.len() > n_before, "tenant {tenant} is kept out");
         }
         assert!(taken.len() <= 2 * max);
-        // Places that are given back one by one are there for everybody.
+        // Places that are given back one by one become available to everybody.
         taken.truncate(max - 1);
         assert!(queue.take(max, TenantId(100), 1).is_some());
     }

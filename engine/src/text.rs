@@ -11,8 +11,8 @@ use crate::request::StopText;
 
 /// Finds stop strings in text that arrives in pieces.
 ///
-/// Holds back the longest suffix that is the beginning of a stop string, so at most one character less than the longest
-/// stop string.
+/// Holds back the longest suffix that is the beginning of a stop string, so it holds at most one character less than
+/// the longest stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop_strings: Arc<[String]>,
@@ -36,7 +36,7 @@ impl StopMatcher {
         Self { stop_strings, stop_text: StopText::Cut, held: String::new(), found: None }
     }
 
-    /// The same with a treatment of the stop string.
+    /// Sets the treatment of the stop string.
     pub fn with_stop_text(self, stop_text: StopText) -> Self {
         Self { stop_text, ..self }
     }
@@ -96,7 +96,7 @@ impl TextAssembler {
         Self { detokenizer, matcher: StopMatcher::new(stop_strings), n_chars: 0 }
     }
 
-    /// The same with a treatment of the stop string.
+    /// Sets the treatment of the stop string.
     pub fn with_stop_text(self, stop_text: StopText) -> Self {
         Self { matcher: self.matcher.with_stop_text(stop_text), ..self }
     }

@@ -1,4 +1,5 @@
-//! What a sequence thinks before it answers: counts its tokens, and ends it at a budget by forcing the closing words.
+//! Tracks the thoughts of a sequence before its answer: counts their tokens, and ends them at a budget by forcing the
+//! closing words.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -14,19 +15,19 @@ use hearth_model::{
     },
 };
 
-/// What is known of the thoughts in an answer.
+/// How thoughts in an answer are tracked and limited.
 #[derive(Clone, Debug)]
 pub struct ThinkingRules {
     /// How the model writes thoughts.
     pub form: &'static ThoughtForm,
-    /// The marks of which one closes the thought that the prompt opens. `None` if it opens none.
+    /// The marks that can close the thought that the prompt opens. `None` if it opens none.
     pub opened: Option<&'static [&'static str]>,
-    /// The tokens that end a thought at the budget, and where the model ends a text that has no answer yet, although
-    /// one must follow a grammar.
+    /// The tokens that end a thought at the budget. They are also forced if the model ends its text within a thought
+    /// although an answer must follow a grammar.
     pub closing_ids: Arc<[TokenId]>,
     /// The limit of thinking.
     pub budget: Option<ThinkingBudget>,
-    /// How an answer begins that follows a grammar. `None` without one.
+    /// How an answer that follows a grammar begins. `None` without a grammar.
     pub answer: Option<AnswerStart>,
 }
 
@@ -39,7 +40,7 @@ pub struct ThinkingBudget {
     pub param: &'static str,
 }
 
-/// What may or must stand before an answer that follows a grammar, and is not in the grammar.
+/// Text that may or must come before an answer that follows a grammar, outside of the grammar.
 #[derive(Clone, Debug, Default)]
 pub struct AnswerStart {
     /// Marks that the text may begin with.
@@ -52,7 +53,7 @@ pub struct AnswerStart {
     pub blank_ids: Arc<BTreeSet<TokenId>>,
 }
 
-/// Marks at the beginning of a text: those that open a thought, and those before an answer.
+/// Marks at the beginning of a text: marks that open a thought, and marks before an answer.
 #[derive(Clone, Debug)]
 pub struct Opening {
     /// One of the marks.
@@ -67,9 +68,9 @@ pub(crate) struct Thinking {
     rules: ThinkingRules,
     detokenizer: Detokenizer,
     scan: ThoughtScan,
-    /// Tokens whose text is not settled yet.
+    /// Tokens that may still be part of a mark.
     unsettled: VecDeque<Unsettled>,
-    /// Number of tokens of thoughts among those that are settled.
+    /// Number of thinking tokens among the settled tokens.
     n_settled: usize,
     /// Tokens that come next.
     forced: VecDeque<TokenId>,
@@ -87,7 +88,7 @@ pub(crate) struct Thinking {
 struct Unsettled {
     n_bytes: usize,
     is_forced: bool,
-    /// Whether some of its text is a thought.
+    /// Whether some of the token's text belongs to a thought.
     is_thought: bool,
 }
 
@@ -104,7 +105,7 @@ pub(crate) struct ThinkingStep {
 }
 
 impl ThinkingStep {
-    /// Whether nothing of its text belongs to the answer, so that stop strings do not count.
+    /// Whether none of the token's text belongs to the answer, so that stop strings do not count.
     pub(crate) fn is_before_answer(self) -> bool {
         self.was_open || self.is_open || self.is_forced || self.begun == [false; 2]
     }
@@ -167,7 +168,7 @@ impl Thinking {
         self.rules.answer.as_ref()
     }
 
-    /// Whether this token would close the thought and have more than white space behind the mark.
+    /// Whether this token would close the thought and have more than white space after the mark.
     pub(crate) fn would_begin_answer(&self, id: TokenId) -> bool {
         let (mut detokenizer, mut scan) = (self.detokenizer.clone(), self.scan.clone());
         scan.push(&detokenizer.push(id));
@@ -296,7 +297,7 @@ mod tests {
         ids
     }
 
-    /// What is written, forced tokens included, and the number of tokens of thoughts.
+    /// The written tokens, including forced ones, and the number of thinking tokens.
     fn written(text: &str, has_marks: bool, is_opened: bool, budget: Option<usize>) -> (String, usize) {
         let tokenizer = tokenizer();
         let closing_ids: Arc<[TokenId]> = ids(&tokenizer, "\n</think>\n\n", has_marks).into();
@@ -351,7 +352,7 @@ mod tests {
         }
         let text = "ab</think>c\nd";
         assert_eq!(written(text, true, true, Some(3)), (text.to_owned(), 2));
-        // The budget is that of all thoughts.
+        // The budget covers all thoughts together.
         let two = "ab</think>c\n<think>defg";
         let expected = "ab</think>c\n<think>d\n</think>\n\nefg";
         assert_eq!(written(two, true, true, Some(3)), (expected.to_owned(), 3));

@@ -43,9 +43,9 @@ impl Answers {
 /// When a token came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenTime {
-    /// The first of its answer, this long after the request's arrival.
+    /// The answer's first token, this long after the request's arrival.
     First(Duration),
-    /// Another, this long after the one before.
+    /// A later token, this long after the previous one.
     Next(Duration),
 }
 
@@ -62,7 +62,7 @@ pub struct EndedAnswer<'a> {
     pub adapter: Option<&'a str>,
     /// From the request's arrival to the end.
     pub total: Duration,
-    /// Durations of the phases; `None` if it was never started.
+    /// Durations of the phases; `None` if the answer was never started.
     pub phases: Option<PhaseTimes>,
     /// From the first to the last token; `None` for fewer than two tokens.
     pub decoding: Option<Duration>,
@@ -75,9 +75,9 @@ pub struct EndedAnswer<'a> {
 pub struct PhaseTimes {
     /// From arrival to the first step that computes any of it.
     pub queue: Duration,
-    /// From there to the first token.
+    /// From that step to the first token.
     pub prefill: Duration,
-    /// From there to the end.
+    /// From the first token to the end.
     pub decode: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! How long work has gone on without progress: what hangs does not report an error.
+//! Measures how long work has gone on without progress: hanging work does not report an error.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ pub struct WorkClock(Arc<Mutex<Works>>);
 #[derive(Debug, Default)]
 struct Works {
     n_started: u64,
-    /// What each is, and when it made progress last.
+    /// The kind of each work, and when it last made progress.
     running: BTreeMap<u64, (&'static str, Instant)>,
 }
 

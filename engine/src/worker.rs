@@ -48,7 +48,7 @@ const GRACE: Duration = Duration::from_millis(1);
 /// Interval for polling held requests.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// What other threads ask of the worker.
+/// A command from another thread to the worker.
 #[derive(Debug)]
 pub(crate) enum Command {
     Run(Vec<Job>),
@@ -252,7 +252,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Releases held requests whose grammar is ready. Waits up to [`GRACE`] for those that were just held.
+    /// Releases held requests whose grammar is ready. Waits up to [`GRACE`] for requests that were just held.
     fn poll_held(&mut self) {
         loop {
             let ready = self.held.requests.keys().filter_map(|&id| Some((id, self.jobs.get_mut(&id)?.poll_held()?)));
@@ -313,7 +313,7 @@ impl Worker {
     }
 
     /// Passes the logits of all wanted rows to their requests. Returns the number of accepted draft tokens by request,
-    /// without requests whose deadline has passed: their drafts were not verified, or not to the end.
+    /// except for requests whose deadline has passed: their drafts were not verified, or only partly.
     fn advance(
         &mut self,
         step: &Step,

@@ -1,4 +1,4 @@
-//! The architecture of a model. All supported models are values of [`GptConfig`]; no architecture has code of its own.
+//! The architecture of a model. All supported models are values of [`GptConfig`]; no architecture has separate code.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub use rope::{Rope, RopeScaling};
 pub use seq2seq::RelativeBuckets;
 pub(crate) use validate::MAX_LAYERS;
 
-/// What distinguishes one decoder-only transformer from another.
+/// The architecture of a transformer.
 ///
 /// Passed as a whole to every part of the model. Names are the field's common terms; Hugging Face's names are only used
 /// in `weights::architectures`. As JSON (all fields are written, unknown ones are rejected) it is the `config.json` of
@@ -61,12 +61,12 @@ pub struct GptConfig {
     pub final_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the final norm; `None`: the same as for other norms.
     pub final_norm_eps: Option<f64>,
-    /// Whether what enters the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
+    /// Whether the input of the first block is normalized ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2; BERT).
     pub embed_norm: bool,
     /// Whether queries and keys are normalized before rotation ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
     pub qk_norm: bool,
-    /// What the norms of queries and keys extend over.
+    /// Over which values the norms of queries and keys are computed.
     #[serde(default)]
     pub qk_norm_span: QkNormSpan,
     /// Activation of the MLP.
@@ -78,7 +78,8 @@ pub struct GptConfig {
     /// Whether attention and MLP read the same input and are summed
     /// ([GPT-J](https://github.com/kingoflolz/mesh-transformer-jax)).
     pub parallel_residual: bool,
-    /// With parallel residuals: whether both share attention's norm (GPT-J) or each has its own (GPT-NeoX).
+    /// With parallel residuals: whether attention and MLP share attention's norm (GPT-J) or each has its own
+    /// (GPT-NeoX).
     #[serde(default)]
     pub shared_norm: bool,
     /// Biases on the query, key and value projections.
@@ -138,8 +139,9 @@ pub struct GptConfig {
     /// Multiplier of queries that grows with their position.
     #[serde(default)]
     pub query_temperature: Option<QueryTemperature>,
-    /// Whether the MLP, which must not be gated, has the activation [xIELU](https://arxiv.org/abs/2411.13010) in place of
-    /// [`activation`](Self::activation): a parabola above 0 and an exponential below, whose factors are learned in each layer.
+    /// Whether the MLP, which must not be gated, has the activation [xIELU](https://arxiv.org/abs/2411.13010) in place
+    /// of [`activation`](Self::activation): a parabola above 0 and an exponential below, with factors that each layer
+    /// learns.
     #[serde(default)]
     pub xielu: bool,
     /// Recurrent layers in place of attention, in all layers or most.
@@ -152,18 +154,19 @@ pub struct GptConfig {
     /// Keys and values of all heads from one narrow vector of each token.
     #[serde(default)]
     pub latent: Option<LatentAttention>,
-    /// Sizes of the heads in the layers without the window, where they differ from those in layers with it ([Gemma
+    /// Sizes of the heads in layers without the window, if they differ from the sizes in layers with it ([Gemma
     /// 4](https://ai.google.dev/gemma/docs/core/model_card_4), as the fields below).
     #[serde(default)]
     pub full_heads: Option<HeadSizes>,
-    /// Whether values are normalized too, each head by itself and without weights.
+    /// Whether values are normalized too, each head separately and without weights.
     #[serde(default)]
     pub value_norm: bool,
     /// Whether the layers without the window have no projection to values: these are the keys before norm and rotation.
     #[serde(default)]
     pub keys_as_values: bool,
-    /// The number of last layers without keys and values of their own. Each attends to those of the last layer before them
-    /// that is of its kind, with or without the window ([YOCO](https://arxiv.org/abs/2405.05254)).
+    /// Number of last layers without keys and values of their own. Each attends to the keys and values of the last
+    /// earlier layer of its kind (with or without the window) that has its own
+    /// ([YOCO](https://arxiv.org/abs/2405.05254)).
     #[serde(default)]
     pub n_shared_kv_layers: usize,
     /// Whether the MLP is twice as wide in the layers without keys and values of their own.
@@ -172,7 +175,7 @@ pub struct GptConfig {
     /// Whether the output of each block is multiplied by a number, which does not learn by gradients.
     #[serde(default)]
     pub layer_scale: bool,
-    /// A second embedding, of which each block reads a part of its own.
+    /// A second embedding; each block reads its own slice of it.
     #[serde(default)]
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers, counted from 0, that have no MLP and no experts, only attention or a recurrent layer, as in
@@ -182,19 +185,19 @@ pub struct GptConfig {
     /// The layers, counted from 0, that have an MLP or experts only. Ascending.
     #[serde(default)]
     pub layers_without_mixer: Vec<usize>,
-    /// Whether each head has a learned score that joins the softmax's denominator and has no value
-    /// ([attention sinks](https://arxiv.org/abs/2309.17453), here as in [gpt-oss](https://arxiv.org/abs/2508.10925)).
+    /// Whether each head has a learned score that is added to the softmax's denominator but has no value ([attention
+    /// sinks](https://arxiv.org/abs/2309.17453), here as in [gpt-oss](https://arxiv.org/abs/2508.10925)).
     #[serde(default)]
     pub attention_sinks: bool,
     /// Whether the gated MLP is clamped, in place of [`activation`](Self::activation).
     #[serde(default)]
     pub clamped_swiglu: Option<ClampedSwiglu>,
-    /// Whether each position sees all others of its text, those behind it too: an encoder
+    /// Whether each position sees all others of its text, later ones too: an encoder
     /// ([BERT](https://arxiv.org/abs/1810.04805)). A sliding window then extends to both sides.
     #[serde(default)]
     pub bidirectional: bool,
-    /// Kinds of tokens, such as those of the first and of the second text of a pair (BERT, 3): a learned vector for the kind of
-    /// each token is added to its embedding. 0: none.
+    /// Number of token types, such as the first and the second text of a pair (BERT, 3): a learned vector for each
+    /// token's type is added to its embedding. 0: none.
     #[serde(default)]
     pub n_token_types: usize,
     /// Whether the first block's mixer reads the residual stream without a norm, since the embeddings are normalized already
@@ -204,14 +207,14 @@ pub struct GptConfig {
     /// Whether the norms of queries and keys have biases.
     #[serde(default)]
     pub qk_norm_bias: bool,
-    /// The largest magnitude of a query, key or value before norms and rotation; what is larger becomes this
+    /// Clamps queries, keys and values to this magnitude, before norms and rotation
     /// ([DBRX](https://www.databricks.com/blog/introducing-dbrx-new-state-art-open-llm), OLMo 1).
     #[serde(default)]
     pub clip_qkv: Option<f64>,
-    /// Whether the norm behind the embedding has no weight and only normalizes.
+    /// Whether the norm after the embedding has no weight.
     #[serde(default)]
     pub plain_embed_norm: bool,
-    /// The same of the norms of queries and keys.
+    /// Whether the norms of queries and keys have no weights.
     #[serde(default)]
     pub plain_qk_norm: bool,
     /// [`norm_eps`](Self::norm_eps) of the norms after attention and after the MLP; `None`: the same as for other norms.
@@ -220,12 +223,12 @@ pub struct GptConfig {
     /// [`norm_weight_offset`](Self::norm_weight_offset) of the final norm; `None`: the same as for other norms.
     #[serde(default)]
     pub final_norm_offset: Option<f32>,
-    /// What hidden states go through before the output matrix, in encoders that predict masked tokens.
+    /// Head between the hidden states and the output matrix, in encoders that predict masked tokens.
     #[serde(default)]
     pub mlm_head: Option<MaskedLmHead>,
-    /// The encoder of an encoder-decoder (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.1), a model that looks
-    /// both ways. Its output, a row for each token of the source, is what the decoder attends to in each block besides its own
-    /// rows. It shares the decoder's embedding. All other fields are the decoder's.
+    /// The encoder of an encoder-decoder (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.1), a
+    /// bidirectional model. Each block of the decoder attends to the encoder's output, one row per source token,
+    /// besides its own rows. The encoder shares the decoder's embedding. All other fields are the decoder's.
     #[serde(default)]
     pub encoder: Option<Box<GptConfig>>,
     /// Dropout probability, in `[0, 1)`; not applied when serving.
@@ -278,16 +281,16 @@ pub enum NormPosition {
     Sandwich,
 }
 
-/// What norms of queries and keys extend over.
+/// Over which values the norms of queries and keys are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormSpan {
-    /// Each head by itself, with one weight for all heads of a layer (Qwen 3).
+    /// Each head separately, with one weight for all heads of a layer (Qwen 3).
     #[default]
     Head,
     /// All heads of a row together (OLMo 2).
     AllHeads,
-    /// Each head by itself, with a weight for each head of a layer (Cohere's Command R+).
+    /// Each head separately, with a weight for each head of a layer (Cohere's Command R+).
     EachHead,
 }
 
@@ -311,14 +314,14 @@ pub enum Activation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Positions {
-    /// None: order is only visible through the causal mask.
+    /// None: only the causal mask conveys order.
     None,
     /// A learned vector per position, added to the embedding.
     Learned,
     /// Fixed sines and cosines added to the embedding (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5).
     Sinusoidal,
-    /// The same with wavelengths that reach exactly 10,000 times the shortest, as in
-    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and for positions that begin with 2, as in
+    /// As [`Sinusoidal`](Self::Sinusoidal), but with a longest wavelength of exactly 10,000 times the shortest, as in
+    /// [tensor2tensor](https://github.com/tensorflow/tensor2tensor), and with positions that start at 2, as in
     /// [fairseq](https://github.com/facebookresearch/fairseq).
     SinusoidalFromTwo,
     /// Rotary: queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).

@@ -97,7 +97,7 @@ pub enum Error {
         /// The error.
         what: String,
     },
-    /// The hub does not have, give or deliver what was asked for.
+    /// The hub does not have the requested data, denies it or fails to deliver it.
     #[error("`{name}`: {what}{}", hint_line(hint))]
     Hub {
         /// The repository, or a file of it.

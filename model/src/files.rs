@@ -1,4 +1,4 @@
-//! What is read and written safely, whatever the files are of, and how it is told to people.
+//! Reading and writing files safely, whatever they contain, and describing them in messages.
 
 pub mod byte_size;
 pub mod decimal;

@@ -80,15 +80,15 @@ modules! {
         norm: Option<Norm>,
         mlm_head: Option<MlmHead>,
         lm_head: LmHead,
-        // That trains beside the model.
+        // Trains beside the model.
         prediction: Option<PredictionLayer>,
-        // Of an encoder that trains.
+        // Classification head of an encoder that trains.
         classes: Option<ClassHead>,
         ; config: GptConfig,
     }
 
-    /// Attention or what is in its place, then the feed-forward network, each added to the residual stream. A layer may have
-    /// one of them only.
+    /// The mixer (attention or a recurrent layer), then the feed-forward network, each added to the residual stream. A
+    /// layer may have only one of them.
     struct Block {
         // The mixer's.
         attn_norm: Option<Norm>,
@@ -99,10 +99,10 @@ modules! {
         // To the rows of an encoder.
         cross_norm: Option<Norm>,
         cross: Option<CrossAttention>,
-        // Attention's, if there is none.
+        // If there is none, the MLP uses attention's norm.
         mlp_norm: Option<Norm>,
         mlp: Option<Mlp>,
-        // In place of the MLP, or beside it.
+        // Instead of the MLP, or beside it.
         experts: Option<Experts>,
         mlp_out_norm: Option<Norm>,
         per_layer: Option<PerLayerUpdate>,
@@ -115,14 +115,14 @@ modules! {
         norm: Norm,
     }
 
-    /// What every block reads a part of.
+    /// The second embedding, of which every block reads a slice.
     struct PerLayerInputs {
         embed: Embedding,
         proj: Linear,
         norm: Norm,
     }
 
-    /// What a block makes of its part.
+    /// A block's projection of its slice of the per-layer inputs.
     struct PerLayerUpdate {
         gate: Linear,
         proj: Linear,
@@ -131,8 +131,8 @@ modules! {
 
     /// Masked multi-head self-attention with grouped key and value heads.
     struct CausalSelfAttention {
-        // Queries, keys and values in one matrix, and gates before them if there are any: one product instead of three. Some
-        // layers have no values, or queries alone.
+        // Queries, keys and values in one matrix, after gates if there are any: one product instead of three. Some
+        // layers have no values, or only queries.
         qkv: Option<Linear>,
         // In place of that matrix.
         latent: Option<LatentProjections>,
@@ -147,7 +147,7 @@ modules! {
     /// Attention to the rows of an encoder.
     struct CrossAttention {
         q: Linear,
-        // Of the encoder's rows.
+        // Projection of the encoder's rows.
         kv: Linear,
         out: Linear,
     }
@@ -162,9 +162,9 @@ modules! {
         kv_up: Linear,
     }
 
-    /// A recurrent layer: what follows from its input by a short convolution, and in most models a recurrence.
+    /// A recurrent layer: a short convolution and, in most models, a recurrence.
     struct RecurrentLayer {
-        // What the convolution works on, and gates.
+        // The convolution's input, and gates.
         input: Linear,
         // Betas and decays, before their functions.
         ba: Option<Linear>,
@@ -176,16 +176,16 @@ modules! {
 
     /// The feed-forward network: `down(act(up(x)))`, or gated.
     struct Mlp {
-        // Gated: the gate's rows, then those of `up`; one product instead of two.
+        // If gated, the gate's rows, then the rows of `up`: one product instead of two.
         up: Linear,
         xielu: Option<Vector>,
         down: Linear,
     }
 
-    /// Experts, each an MLP, of which a router chooses some for each row.
+    /// Routed experts: each is an MLP, and a router chooses some for each row.
     struct Experts {
         router: Router,
-        // Of an MLP beside them.
+        // The output norm of an MLP beside the experts.
         mlp_out_norm: Option<Norm>,
         router_norm: Option<Norm>,
         in_norm: Option<Norm>,
@@ -220,7 +220,7 @@ impl Gpt {
     /// `read` returns already placed on the device (`ParamData::Placed`); all other parameters are f32.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` is invalid, and whatever `read` reports.
     pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -257,7 +257,7 @@ impl Gpt {
         self
     }
 
-    /// The same encoder without its head for masked tokens.
+    /// The same encoder without its masked-LM head.
     #[must_use]
     pub fn without_mlm_head(mut self) -> Self {
         if self.mlm_head.take().is_some() {
@@ -267,9 +267,9 @@ impl Gpt {
         self
     }
 
-    /// The same model for a context of `max_seq_len` tokens: at least 1, at most its own. That decides which factors
-    /// [`RopeScaling::LongRope`](crate::config::RopeScaling::LongRope) uses. A model with learned positions keeps all of
-    /// them, so it can compute, but not be saved.
+    /// The same model for a context of `max_seq_len` tokens: at least 1, at most the model's own. This decides which
+    /// factors [`RopeScaling::LongRope`](crate::config::RopeScaling::LongRope) uses. A model with learned positions
+    /// keeps all of them, so it can compute, but not be saved.
     #[must_use]
     pub fn with_max_seq_len(mut self, max_seq_len: usize) -> Self {
         self.config.max_seq_len = max_seq_len.clamp(1, self.config.max_seq_len);
@@ -303,7 +303,7 @@ impl Gpt {
         self.embed.weight.device()
     }
 
-    /// Token ids to hidden states: `[n_tokens]` to `[n_tokens, d_model]`. `context` says which row sees which.
+    /// Token ids to hidden states: `[n_tokens]` to `[n_tokens, d_model]`. `context` defines which rows see each other.
     ///
     /// Ids must be below `vocab_size` and, with learned positions, positions below `max_seq_len`. A GPU does not report
     /// larger ones: it uses the last row instead.
@@ -327,7 +327,8 @@ impl Gpt {
         self.blocks[layer].forward(layer, x, &self.config, pass)
     }
 
-    /// What enters the first block, `[n_rows, d_model]`, to hidden states of the same shape.
+    /// Runs the blocks and the final norm: from the first block's input, `[n_rows, d_model]`, to hidden states of the
+    /// same shape.
     fn run_blocks(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         pass.record_residual(0, &x);
         for layer in 0..self.blocks.len() {
@@ -363,7 +364,7 @@ impl Gpt {
         self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
     }
 
-    /// Every parameter with its path, in the order of the layers; nothing is read.
+    /// Every parameter with its path, in the order of the layers. No values are read.
     pub(crate) fn params(&self) -> ParamList<'_> {
         self.parts().params
     }
@@ -375,7 +376,7 @@ impl Gpt {
             let held_so = matrices.iter().filter(|matrix| matrix.dtype() == dtype);
             held_so.map(|matrix| matrix.dims().iter().product::<usize>()).sum()
         };
-        // Of several, the widest.
+        // If several are equally common, the widest.
         let dtypes = Dtype::every().rev().map(|(_, dtype)| dtype);
         dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }
@@ -427,8 +428,8 @@ impl Gpt {
         row.unwrap_or_else(|_| unreachable!("just converted"))
     }
 
-    /// What the output matrix multiplies, of hidden states: with the head for masked tokens, and with the multiplier of the logits,
-    /// which are more numbers.
+    /// The input of the output matrix from hidden states: applies the masked-LM head, and the logits' multiplier here,
+    /// since logits have more values.
     fn output_input(&self, hidden: Tensor<2>) -> Tensor<2> {
         let hidden = match (&self.mlm_head, self.config.mlm_head) {
             (Some(MlmHead { dense, norm }), Some(MaskedLmHead { activation, .. })) => {
@@ -468,8 +469,8 @@ impl Block {
         }
     }
 
-    /// The operands of the block. `dropout_seed` is for the model's own adapter, if the pass trains; `adapters` update some
-    /// rows of the step each.
+    /// The operands of the block. `dropout_seed` is for the model's own adapter, if the pass trains; each of `adapters`
+    /// updates some rows of the step.
     fn operands<'a>(
         &'a self,
         layer: usize,
@@ -554,7 +555,7 @@ impl Block {
         };
         let (in_norm, out_norm) = ends(&self.attn_norm, &self.attn_out_norm);
         let mixer = mixer.map(|inner| Sublayer { in_norm, inner, out_norm });
-        // If the two parts share a norm, it is the one of attention.
+        // If attention and MLP share a norm, it is attention's.
         let mlp_norm = if self.mlp_norm.is_some() { &self.mlp_norm } else { &self.attn_norm };
         let (in_norm, out_norm) = ends(mlp_norm, &self.mlp_out_norm);
         BlockOperands {

@@ -4,9 +4,9 @@
 //! removes them.
 //!
 //! Blocking. Files go into the hub's own cache (`~/.cache/huggingface/hub`), in the layout of the Python library
-//! `huggingface_hub`, so both use what the other has downloaded. A download continues where an earlier one stopped, is
-//! verified against the checksum that the hub states, and appears in the cache only when it is whole. Two processes may
-//! download the same file: the second waits for the first.
+//! `huggingface_hub`, so both use each other's downloads. A download continues where an earlier one stopped, is
+//! verified against the checksum that the hub states, and appears in the cache only when it is complete. Two processes
+//! may download the same file: the second waits for the first.
 //!
 //! The settings are those of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`,
 //! `HF_HUB_OFFLINE`, and the older names `HUGGING_FACE_HUB_TOKEN` and `HUGGINGFACE_HUB_CACHE`. The HTTP interface is
@@ -133,13 +133,13 @@ fn repository_files(files: &[HubFile]) -> Vec<RepositoryFile<'_>> {
     files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect()
 }
 
-/// What identifies the contents of a file. Its digits are also the name of the file in the cache.
+/// The checksum that identifies a file's contents. Its digits are also the name of the file in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Checksum {
     /// SHA-256, of large files.
     Sha256(String),
-    /// The object id of git, of all others: SHA-1 of a header and the contents.
+    /// For all other files, git's object id: SHA-1 of a header and the contents.
     Git(String),
 }
 
@@ -161,11 +161,11 @@ pub struct Snapshot {
     pub files: Vec<HubFile>,
 }
 
-/// What is known of a repository without asking the hub.
+/// A repository as far as it is known without asking the hub.
 #[derive(Debug)]
 struct CachedSnapshot {
     snapshot: Snapshot,
-    /// Whether `snapshot` has the files that the hub listed. If not, it has those that another program downloaded,
+    /// Whether `snapshot` has the files that the hub listed. If not, it has the files that another program downloaded,
     /// which may not be all.
     is_listed: bool,
 }
@@ -197,14 +197,14 @@ pub struct HubOptions {
     pub token: Option<String>,
     /// The cache.
     pub cache: PathBuf,
-    /// Uses only what is in the cache.
+    /// Uses only the cache.
     pub is_offline: bool,
     /// Pause before the first retry; it then doubles.
     pub retry_delay: Duration,
 }
 
 impl HubOptions {
-    /// The settings of the environment, those of `huggingface_hub`.
+    /// Reads the settings of `huggingface_hub` from the environment.
     ///
     /// # Errors
     /// There is no home folder for the cache, or the file of the token cannot be read.
@@ -318,8 +318,8 @@ impl Hub {
         Ok(Snapshot { repo: repo.clone(), commit, files })
     }
 
-    /// What the cache knows of `repo`: the files that the hub listed before or, for a model without such a list, those
-    /// that another program downloaded.
+    /// The files of `repo` known from the cache: the files that the hub listed before or, for a model without such a
+    /// list, the files that another program downloaded.
     fn known(&self, repo: &Repo) -> Option<CachedSnapshot> {
         let cache = RepoCache::new(&self.cache, repo);
         let commit = cache.commit(&repo.revision)?;
@@ -345,7 +345,7 @@ impl Hub {
         RepoCache::new(&self.cache, &snapshot.repo).snapshot_dir(&snapshot.commit)
     }
 
-    /// Whether only what is in the cache is used.
+    /// Whether only the cache is used.
     fn is_offline(&self) -> bool {
         self.client.is_none()
     }
@@ -354,7 +354,7 @@ impl Hub {
     /// messages.
     ///
     /// # Errors
-    /// As [`fetch`](Self::fetch); or the disk has too little room for what is missing.
+    /// As [`fetch`](Self::fetch); or the disk has too little room for the missing files.
     pub fn fetch_all(
         &self,
         snapshot: &Snapshot,
@@ -396,11 +396,11 @@ impl Hub {
     }
 
     /// Downloads `file` of `snapshot` unless it is in the cache, and returns its path there. `progress` is called with
-    /// the bytes that are there so far.
+    /// the number of bytes downloaded so far.
     ///
     /// # Errors
     /// The download fails, the contents do not have the stated checksum, the disk is full or cannot be written; or,
-    /// offline, the file was not downloaded before. What was downloaded is kept, and the next call continues there.
+    /// offline, the file was not downloaded before. The downloaded part is kept, and the next call continues there.
     pub fn fetch(&self, snapshot: &Snapshot, file: &HubFile, progress: &mut dyn FnMut(u64)) -> Result<PathBuf> {
         let cache = RepoCache::new(&self.cache, &snapshot.repo);
         if let Some(path) = cache.find(&snapshot.commit, file)? {

@@ -4,13 +4,13 @@
 //!
 //! # Layout
 //! - [`config`]: [`GptConfig`](config::GptConfig), the one architecture struct
-//! - [`gpt`]: the model: its layers, its parameters and what a pass through it is
+//! - [`gpt`]: the model: its layers, parameters and forward pass
 //! - [`ops`]: operations with fast implementations, one file per operation
-//! - [`decode`]: a model step by step: rows in, chosen tokens out; grammars, sampling
+//! - [`decode`]: running a model step by step: rows in, chosen tokens out; grammars, sampling
 //! - [`text`]: text to ids and back: tokenizers, chat templates
 //! - [`weights`]: model dirs, adapters and GGUF files, and checkpoints of other training programs
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
-//! - [`files`]: what is read and written safely, as it is for any file
+//! - [`files`]: safe reading and writing of any file
 //! - [`system`]: devices, memory, signals
 
 // As tests outside this crate name it, for a file that both share.

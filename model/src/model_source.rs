@@ -1,4 +1,4 @@
-//! Where a model comes from: a path, or the hub by name. Everything that opens a model by `--model` asks here.
+//! Where a model comes from: a path, or the hub by name. All code that opens a model by `--model` uses this module.
 
 use std::{
     ffi::OsStr,
@@ -36,10 +36,10 @@ impl ModelSource {
         }
     }
 
-    /// Refuses a path that does not exist, without opening anything.
+    /// Rejects a path that does not exist, without opening anything.
     ///
     /// # Errors
-    /// As above; a model of the hub is never refused.
+    /// The path does not exist; a model of the hub is never rejected.
     pub fn require_path(&self) -> Result<()> {
         match self {
             ModelSource::Path(path) => match path.symlink_metadata() {

@@ -12,7 +12,7 @@ pub(crate) fn halves(value: u64) -> [u32; 2] {
 }
 
 /// Four random words. Ten rounds of Philox4x32: the number that the paper recommends with a safety margin.
-// Inlined, so that loops over counters are compiled for the instructions of their callers.
+// Inlined, so that loops over counters are compiled for their callers' instruction sets.
 #[inline(always)]
 pub(crate) fn philox(mut key: [u32; 2], mut counter: [u32; 4]) -> [u32; 4] {
     const N_ROUNDS: usize = 10;

@@ -1,4 +1,4 @@
-//! What the machine has, and how the process behaves on it.
+//! The machine's resources, and the process's behaviour on it.
 
 pub mod device;
 pub mod memory;

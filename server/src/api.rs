@@ -4,9 +4,9 @@
 //! - [`router`]: the table of all endpoints; `middleware`: runs for every request; `http_metrics`: counts requests
 //! - `endpoints`: wire types, handler and conversion of each endpoint
 //! - `exchange`: what endpoints share: from a request's parameters to a submission, from the engine's events to an answer
-//! - `tools`: tools, structured output, and what a model's text is made of: thoughts, calls, content
+//! - `tools`: tools, structured output, and the parts of a model's text: thoughts, calls, content
 //! - [`wire`]: bodies and their fields, which errors name; [`wire::state`]: state that all endpoints share
-//! - [`guard`]: keys, origins and limits of what a client may ask for
+//! - [`guard`]: keys, origins and limits of clients' requests
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
 //! - [`error`]: errors for clients
 

@@ -68,9 +68,9 @@ pub struct ServerConfig {
     /// one full context; on the CPU at most 25 % of free memory]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
-    /// States that are kept of prompts and answers, for models with recurrent layers (Qwen 3.5, LFM2): a text with the same
-    /// beginning is then computed from the last one of them. The log says how many bytes a state takes [default: as many as fit
-    /// into 1 GiB, on the CPU into an eighth of free memory; at most 256]
+    /// Recurrent states to keep of prompts and answers, for models with recurrent layers (Qwen 3.5, LFM2): a text with
+    /// the same beginning is then computed from the last kept state. The log shows the bytes per state [default: as
+    /// many as fit into 1 GiB, on the CPU into an eighth of free memory; at most 256]
     #[arg(long, env = "HEARTH_KEPT_STATES", value_name = "STATES")]
     pub kept_states: Option<usize>,
     /// Speculative decoding: guess the next tokens and verify them in one step. Answers stay the same and are faster where
@@ -84,7 +84,7 @@ pub struct ServerConfig {
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     pub draft_model: Option<ModelSource>,
     /// Dtype of the draft model's weight matrices: `f32`, `f16`, `bf16`, or quantized to `q8`, `q5_1`, `q4_1` or `q4`
-    /// [default: that of `--dtype` or `--quantize`]
+    /// [default: as `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
     /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`,
@@ -297,7 +297,7 @@ impl ServerConfig {
     }
 }
 
-/// Files that a server opens besides its connections: the model's, the devices', and those of the runtime.
+/// Files that a server opens besides its connections: files of the model, the devices and the runtime.
 const OTHER_FILES: u64 = 128;
 
 const MAX_BODY_BYTES: usize = 8 << 20;

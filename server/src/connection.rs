@@ -52,7 +52,7 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Timeouts for a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionTimeouts {
-    /// For the TLS handshake, and from a request's first byte to the end of its head.
+    /// Timeout of the TLS handshake, and of reading a request's head from its first byte.
     pub head: Duration,
     /// Between two requests, and for stalled writes.
     pub idle: Duration,
@@ -137,7 +137,7 @@ impl Drop for BodyWatch {
     }
 }
 
-/// The API, wrapped to count requests in progress and to say who sends them.
+/// The API, wrapped to count requests in progress and to add the client's address.
 struct Counted {
     router: TowerToHyperService<Router>,
     tenant: TenantId,
@@ -251,8 +251,8 @@ impl<Io> Watched<Io> {
 }
 
 impl<Io: AsyncRead + Unpin> Watched<Io> {
-    /// Receives what the client still sends, until it closes the connection or a limit is reached. Ends when the server
-    /// drains.
+    /// Receives the rest of the client's data, until it closes the connection or a limit is reached. Ends when the
+    /// server drains.
     fn poll_linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut bytes = [0; 8 << 10];
         while self.n_lingering > 0 && !self.requests.is_last.load(Ordering::Relaxed) {
@@ -283,7 +283,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             return read;
         }
         if this.requests.is_last.load(Ordering::Relaxed) {
-            // Reports the end of the stream, as if the client had disconnected: hyper would go on waiting for a first
+            // Reports the end of the stream, as if the client had disconnected: hyper would keep waiting for a first
             // request.
             buffer.set_filled(before);
             return Poll::Ready(Ok(()));

@@ -32,7 +32,7 @@ pub enum TlsError {
         path: PathBuf,
         /// The cause. Part of the message, so it is not a `source`, which would be printed twice.
         reason: pem::Error,
-        /// What the file must contain.
+        /// The expected contents of the file.
         hint: &'static str,
     },
     /// The certificate file has no certificate.
@@ -54,7 +54,7 @@ pub enum TlsError {
     /// A certificate is damaged.
     #[error("`--tls-cert` has a certificate that is damaged, or no X.509 certificate")]
     DamagedCertificate,
-    /// They cannot be used for another reason.
+    /// The certificate and the key cannot be used for another reason.
     #[error("`--tls-cert` and `--tls-key` cannot be used: {0}")]
     Config(rustls::Error),
 }
@@ -89,7 +89,7 @@ impl From<rustls::Error> for TlsError {
     }
 }
 
-/// A client that connects only to the server with this certificate chain, at any address.
+/// A TLS connector that accepts only the server with this certificate chain, at any address.
 ///
 /// # Errors
 /// The file cannot be read or has no certificate.
@@ -134,8 +134,8 @@ fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pe
     move |reason| TlsError::File { flag, path, reason, hint }
 }
 
-/// Why a TLS connection failed, in plain words with a hint, if `error` or one of its causes is an error of TLS. `flag` is the flag
-/// that takes a certificate to trust; `host` is how the server was addressed.
+/// Explains why a TLS connection failed, with a hint, if `error` or one of its causes is an error of TLS. `flag` is the
+/// flag that takes a certificate to trust; `host` is how the server was addressed.
 pub(crate) fn explained(error: &(dyn Error + 'static), host: &str, flag: &str) -> Option<String> {
     let mut causes = iter::successors(Some(error), |&error| error.source());
     let cause = causes.find_map(|cause| {

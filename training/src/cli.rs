@@ -1,5 +1,5 @@
-//! What command line programs share: how a program starts and reports errors, progress on stderr, output files, and the options of a
-//! command that opens a model.
+//! Code shared by command line programs: starting and reporting errors, progress on stderr, output files, and the
+//! options of commands that open a model.
 
 mod model;
 mod output;

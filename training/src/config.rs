@@ -39,7 +39,7 @@ pub use crate::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// The command that uses the settings, which decides which of them have an effect; `None`: any. Not part of the settings.
+    /// The command that uses the settings. It decides which settings have an effect; `None`: any. Not itself a setting.
     #[serde(skip)]
     pub purpose: Option<Purpose>,
     /// Seed of the weights, batches, dropout and samples.
@@ -48,7 +48,7 @@ pub struct TrainConfig {
     pub model: ModelSettings,
     /// The training data.
     pub data: DataSettings,
-    /// What is learned.
+    /// The training objective.
     pub objective: ObjectiveSettings,
     /// Sources and targets.
     #[serde(skip_serializing_if = "Seq2SeqSettings::is_default")]
@@ -94,8 +94,8 @@ pub enum Arch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSettings {
-    /// A model to start from, instead of random weights: a model dir, or the name of one of the Hugging Face hub, whose folder in
-    /// the cache the run then records. The architecture is then that model's: of this section only
+    /// A model to start from, instead of random weights: a model dir, or the name of one of the Hugging Face hub, whose
+    /// folder in the cache the run then records. The architecture is then taken from that model: in this section, only
     /// `dropout` and `max_seq_len`, the length of rows, can be set.
     pub init: Option<PathBuf>,
     /// The architecture.
@@ -104,7 +104,7 @@ pub struct ModelSettings {
     pub n_layers: usize,
     /// Attention heads.
     pub n_heads: usize,
-    /// Heads for keys and values; must divide `n_heads`. Left out: as many as `n_heads`.
+    /// Heads for keys and values; must divide `n_heads`. Left out: `n_heads`.
     pub n_kv_heads: Option<usize>,
     /// Width of one head. Left out: `d_model / n_heads`.
     pub head_dim: Option<usize>,
@@ -112,12 +112,13 @@ pub struct ModelSettings {
     pub d_model: usize,
     /// Width inside the MLP. Left out: the architecture's own, see [`ModelSettings::d_ff`].
     pub d_ff: Option<usize>,
-    /// Experts in place of each layer's MLP, of which a router chooses some for each token; 0: an MLP. `llama` becomes a
-    /// `MixtralForCausalLM`, `qwen3` a `Qwen3MoeForCausalLM`; the other architectures have none.
+    /// Number of experts in place of each layer's MLP; a router chooses some of them for each token. 0: an MLP. `llama`
+    /// becomes a `MixtralForCausalLM`, `qwen3` a `Qwen3MoeForCausalLM`; the other architectures have none.
     pub n_experts: usize,
     /// Experts that a token goes through. Left out: 2.
     pub n_active_experts: Option<usize>,
-    /// Width inside an expert. Left out: `d_ff / n_active_experts`, so that as many values are used for a token as in an MLP.
+    /// Width inside an expert. Left out: `d_ff / n_active_experts`, so that a token uses as many parameters as in an
+    /// MLP.
     pub expert_d_ff: Option<usize>,
     /// Context length in tokens, and the length of a row of a batch.
     pub max_seq_len: usize,
@@ -146,14 +147,14 @@ pub struct DataSettings {
     /// Fraction that is held out for validation, or 0: in `quickstart` of the text's characters, at its end; in `finetune` of the
     /// examples, chosen by the seed, unless there are examples for validation.
     pub val_fraction: f64,
-    /// `finetune` only: what happens to an example that is longer than `model.max_seq_len`.
+    /// `finetune` only: how to handle an example that is longer than `model.max_seq_len`.
     pub too_long: TooLong,
     /// The order of rows.
     pub rows: Rows,
     /// Rows per forward pass, in training and evaluation, or `auto`.
     pub micro_batch_size: MicroBatchSize,
-    /// Tokens in one optimizer step, a multiple of `micro_batch_size * max_seq_len`: gradients are summed over as many
-    /// micro-batches as that takes. Left out: one micro-batch.
+    /// Tokens in one optimizer step, a multiple of `micro_batch_size * max_seq_len`: gradients are summed over the
+    /// necessary number of micro-batches. Left out: one micro-batch.
     pub tokens_per_step: Option<usize>,
     /// `pretrain` with `objective.kind=seq2seq`: the folder of the tokenizer; set by `--tokenizer`. Left out: the one of `model.init`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -168,14 +169,14 @@ pub enum Rows {
     Epochs,
     /// At random positions, as in nanoGPT.
     Windows,
-    /// Whole documents, as many to a row as fit; attention does not cross from one to the next, and positions begin anew.
-    /// Every row once per epoch.
+    /// Whole documents, as many per row as fit; attention does not cross document borders, and positions restart in
+    /// each document. Every row is used once per epoch.
     Documents,
-    /// The same without packing: one document in each row.
+    /// As [`Documents`](Self::Documents), without packing: one document per row.
     Unpacked,
 }
 
-/// The name among [`LoraSettings::targets`] that stands for all linear layers of the blocks.
+/// The name in [`LoraSettings::targets`] for all linear layers of the blocks.
 pub(crate) const ALL_LINEAR: &str = "all-linear";
 
 /// A low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)).
@@ -188,8 +189,8 @@ pub struct LoraSettings {
     pub alpha: f64,
     /// The linear layers that are updated, by the last part of their Hugging Face names, such as `q_proj`; or `all-linear`.
     pub targets: Vec<String>,
-    /// The experts' matrices that are updated, by the ends of the names of the parameters that have those of all experts of a layer,
-    /// such as `experts.gate_up_proj`, as PEFT's `target_parameters`. Always in all layers.
+    /// The experts' matrices that are updated, by the ends of the names of the parameters that stack all experts of a
+    /// layer, such as `experts.gate_up_proj`, as PEFT's `target_parameters`. Always in all layers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub target_parameters: Vec<String>,
     /// The layers that are updated. Left out: all.
@@ -200,7 +201,7 @@ pub struct LoraSettings {
     /// Multiply by `alpha / sqrt(r)` instead ([rsLoRA](https://arxiv.org/abs/2312.03732)).
     pub rslora: bool,
     /// How the model's own matrices are held in memory, on the CPU: `q8` and `q4` round them
-    /// ([QLoRA](https://arxiv.org/abs/2305.14314)). Left out: as its files have them.
+    /// ([QLoRA](https://arxiv.org/abs/2305.14314)). Left out: the dtype of its files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<BaseDtype>,
 }
@@ -265,9 +266,9 @@ pub struct OptimSettings {
     /// AVX512_BF16 and on GPUs with matrix instructions for bf16 (there attention's products are rounded, too), and no faster
     /// on other CPUs. Matrices, gradients and sums are f32, and so is evaluation.
     pub precision: Precision,
-    /// Keep only the input of each block, and compute the rest again in the backward pass, on the CPU: gradient
-    /// checkpointing. Takes less memory and more time, and changes no bit of the result. Left out: true if `lora.base` is `q8`
-    /// or `q4`, which are used to save memory.
+    /// Keep only the input of each block, and recompute the rest in the backward pass (gradient checkpointing), on the
+    /// CPU. Uses less memory and more time; results are bit-identical. Left out: true if `lora.base` is `q8` or `q4`,
+    /// which are used to save memory.
     pub recompute: bool,
     /// Settings of Muon, if `matrices` is `muon`.
     pub muon: MuonSettings,
@@ -315,7 +316,7 @@ pub enum DecaySchedule {
     Cosine,
 }
 
-/// The budget, of which exactly one must be set, and the learning rate schedule.
+/// The budget (exactly one must be set) and the learning rate schedule.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleSettings {
@@ -323,7 +324,7 @@ pub struct ScheduleSettings {
     pub kind: ScheduleKind,
     /// Budget in optimizer steps.
     pub max_steps: Option<usize>,
-    /// Budget in passes over the data, at most a million. The last step has only the rows that are left.
+    /// Budget in passes over the data, at most a million. The last step has only the remaining rows.
     pub epochs: Option<f64>,
     /// Budget in tokens, rounded up to whole steps.
     pub max_tokens: Option<u64>,
@@ -396,7 +397,7 @@ pub struct CheckpointSettings {
     pub every: usize,
     /// Number of latest checkpoints to keep.
     pub keep: usize,
-    /// Further steps whose checkpoints are made and kept.
+    /// Further steps whose checkpoints are written and kept.
     pub keep_steps: Vec<usize>,
     /// The dtype of `model/`: `f32`, `f16` or `bf16`. Checkpoints always have f32.
     pub save_dtype: SaveDtype,

@@ -4,7 +4,7 @@
 //! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
 //! - [`prepare`]: converts documents to a prepared data set; [`shard`]: prepared data, memory-mapped token shards
 //! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
-//! - [`continuation`]: a prompt and the text behind it, as token ids
+//! - [`continuation`]: a prompt and its continuation, as token ids
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
 
 pub mod continuation;

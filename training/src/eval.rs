@@ -1,7 +1,7 @@
 //! Evaluation: of the validation split while training, and of any model afterwards.
 //!
 //! - [`score`]: the loss over a split, in windows side by side
-//! - [`scorer`]: log-probabilities of given tokens, many texts a step; [`generation`]: generated texts, many a step
+//! - [`scorer`]: log-probabilities of given tokens, many texts per step; [`generation`]: generated texts, many per step
 //! - [`sliding`]: windows over long texts; [`text_loss`](mod@text_loss): the loss over [`documents`]
 //! - [`choices`]: multiple choice; [`translation`]: texts against references, by [`metrics`]
 //! - [`classify`]: linear probes on embeddings; [`retrieval`]: search by embeddings

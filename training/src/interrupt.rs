@@ -1,6 +1,6 @@
-//! Signals. On SIGTERM, ctrl-c, SIGHUP (a closed terminal) and SIGXCPU (a limit of CPU time), a run finishes its step, saves, and
-//! reports it; a second one ends the process immediately. On SIGUSR1 and SIGUSR2, with which batch systems warn early, it saves
-//! and goes on. Commands that write data remove what is not complete.
+//! Signals. On SIGTERM, ctrl-c, SIGHUP (a closed terminal) and SIGXCPU (a limit of CPU time), a run finishes its step,
+//! saves, and reports it; a second one ends the process immediately. On SIGUSR1 and SIGUSR2, with which batch systems
+//! warn early, it saves and continues. Commands that write data remove incomplete output.
 
 use std::{
     fs,
@@ -34,8 +34,8 @@ const SAVING: [i32; 0] = [];
 /// Whether a signal is ending the process, see [`remove_when_interrupted`].
 static IS_ENDING: AtomicBool = AtomicBool::new(false);
 
-/// If a signal is ending the process and what is not complete is being removed ([`remove_when_interrupted`]), waits for the end:
-/// what fails meanwhile is no error.
+/// If a signal is ending the process and incomplete output is being removed ([`remove_when_interrupted`]), waits for
+/// the end: errors that occur meanwhile are meaningless.
 pub fn wait_if_ending() {
     while IS_ENDING.load(Ordering::SeqCst) {
         thread::park();
@@ -95,9 +95,10 @@ impl Interrupt {
     }
 }
 
-/// From now on, the first signal removes `partial` and ends the process; a second one ends it immediately. `partial` is a file
-/// or a [staged](hearth_model::weights::StagedDir) folder, which may not exist yet. If the handlers cannot be installed, the
-/// first signal ends the process immediately, and the next command that writes there removes what is left.
+/// From now on, the first signal removes `partial` and ends the process; a second one ends it immediately. `partial` is
+/// a file or a [staged](hearth_model::weights::StagedDir) folder, which may not exist yet. If the handlers cannot be
+/// installed, the first signal ends the process immediately, and the next command that writes there removes the
+/// leftovers.
 pub fn remove_when_interrupted(partial: &Path) {
     #[cfg(unix)]
     if let Err(error) = install_removal(partial.to_owned()) {
@@ -123,7 +124,7 @@ fn install_removal(partial: std::path::PathBuf) -> Result<()> {
             return;
         }
         IS_ENDING.store(true, Ordering::SeqCst);
-        // Tried again if it fails: other threads may still create files in the folder.
+        // Retried if it fails: other threads may still create files in the folder.
         for _ in 0..100 {
             if StagedDir::remove_unfinished(&partial).is_ok() || fs::remove_file(&partial).is_ok() {
                 break;

@@ -3,12 +3,12 @@
 //! # Layout
 //! - [`config`]: every setting of a run with its default, and the presets
 //! - [`data`]: from text to batches
-//! - [`objective`]: what a run learns: rows, loss and score of each objective
+//! - [`objective`]: training objectives: rows, loss and score of each
 //! - [`run`]: a training run: the loop, gradients and updates, schedules, checkpoints, progress
-//! - [`plan`]: what a run takes on this machine: memory, time, settings that follow the data
+//! - [`plan`]: the costs of a run on this machine: memory, time, settings that follow the data
 //! - [`eval`]: measures models: the loss, multiple choice, translation, classification
 //! - [`ranks`]: the processes of a run
-//! - [`cli`]: what the command line programs share
+//! - [`cli`]: code shared by the command line programs
 //! - [`interrupt`]: signals; [`output_files`]: files and folders that are complete or absent
 
 pub mod cli;

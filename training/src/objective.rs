@@ -1,17 +1,18 @@
-//! What a run learns: an [`Objective`], chosen by the settings in `objective`.
+//! Training objectives: an [`Objective`] is chosen by the settings in `objective`.
 //!
 //! - `next_token`: the cross entropy of the next token, and of the one after it with a prediction head
-//! - `keep`: the same, with a penalty on what an adapter changes elsewhere
+//! - `keep`: as `next_token`, with a penalty on the adapter's changes of other predictions
 //! - `mlm`: masked tokens, for encoders
-//! - `seq2seq`: a source to a target, for encoder-decoders
+//! - `seq2seq`: from a source to a target, for encoder-decoders
 //! - `dpo`: preferences, direct preference optimization
 //! - `contrastive`: vectors of texts that belong together, for encoders
 //! - `classify`: classes of texts, for encoders
 //!
-//! Each file says which rows its objective trains on, the loss of a micro-batch, what a step counts, and the score by which models are
-//! compared. Nothing else asks which objective a run has. A new one is such a file, its settings and its arm in
-//! [`ObjectiveSettings::objective`], a rule in `config/effective.rs` for each new setting, and a row in `docs/settings.md`. If its
-//! rows are neither sequences nor pairs, [`RowKind`] and what matches on it follow.
+//! Each file defines the rows of its objective, the loss of a micro-batch, the unit that a step counts, and the score
+//! by which models are compared. No other code depends on which objective a run has. A new one is such a file, its
+//! settings and its arm in [`ObjectiveSettings::objective`], a rule in `config/effective.rs` for each new setting, and
+//! a row in `docs/settings.md`. If its rows are neither sequences nor pairs, extend [`RowKind`] and the code that
+//! matches on it.
 
 mod classify;
 mod contrastive;
@@ -53,35 +54,35 @@ const MAX_KEEP: f64 = 1e6;
 /// Maximum of [`ObjectiveSettings::mtp`].
 const MAX_MTP: f64 = 10.0;
 
-/// Minimum of [`ObjectiveSettings::temperature`]: with smaller ones, exponentials say nothing.
+/// Minimum of [`ObjectiveSettings::temperature`]: at smaller ones, the exponentials lose all meaning.
 const MIN_TEMPERATURE: f64 = 1e-4;
 
-/// What is learned.
+/// Settings of the training objective.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ObjectiveSettings {
     /// The kind of loss.
     pub kind: ObjectiveKind,
-    /// `dpo`: how much a difference to the reference model counts.
+    /// `dpo`: weight of the difference to the reference model.
     pub beta: f64,
-    /// Keeps what the model knows while an adapter trains: this times the mean divergence of its predictions from those of the
-    /// model without the adapter, over all tokens that are read but not trained ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
-    /// 0: off.
+    /// Weight of a penalty that preserves the model's knowledge while an adapter trains: the mean KL divergence from
+    /// the predictions of the model without the adapter, over all tokens that are read but not trained ([Li and Hoiem,
+    /// 2016](https://arxiv.org/abs/1606.09282)). 0: off.
     pub keep: f64,
     /// `mlm`: the share of a row's tokens that is hidden and predicted.
     pub mask_ratio: f64,
     /// `mlm`: choose all tokens of a word, or none.
     pub whole_words: bool,
     /// Trains a prediction head beside a fresh model, which predicts one token further ([DeepSeek-AI,
-    /// 2024](https://arxiv.org/abs/2412.19437), 2.2): its loss counts this much beside the model's. 0: no head.
+    /// 2024](https://arxiv.org/abs/2412.19437), 2.2): this is the weight of its loss, added to the model's. 0: no head.
     pub mtp: f64,
     /// `seq2seq`: the share of a target's probability that is spread over all tokens ([Szegedy et al.,
     /// 2015](https://arxiv.org/abs/1512.00567), 7).
     pub label_smoothing: f64,
-    /// `contrastive`: what cosines are divided by.
+    /// `contrastive`: divisor of cosines.
     pub temperature: f64,
-    /// `contrastive`, `classify`: how the hidden states of a text become its vector; left out: as the model's files say, or else their mean, or the
-    /// first token's to `classify`.
+    /// `contrastive`, `classify`: how the hidden states of a text are pooled to its vector. Left out: as the model's
+    /// files state, or else the mean (`contrastive`) or the first token (`classify`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<TextPooling>,
     /// `contrastive`: whether each pair comes with a negative, as the data have it.
@@ -306,14 +307,14 @@ impl ObjectiveSettings {
     }
 }
 
-/// What the rows of a micro-batch are.
+/// The kind of the rows of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
-    /// Parts of texts, texts, or examples, as `data.rows` says.
+    /// Parts of texts, texts, or examples, depending on `data.rows`.
     Sequences,
     /// Pairs of a better and a worse answer: each answer is a row.
     Pairs,
-    /// Items of so many texts that become a vector each: each text is a row.
+    /// Items of this many texts that become a vector each: each text is a row.
     Texts(usize),
     /// Targets, each with a source that an encoder reads.
     Translations,
@@ -330,9 +331,9 @@ impl RowKind {
     }
 }
 
-/// What a run learns.
+/// A training objective.
 pub trait Objective: fmt::Debug + Send + Sync {
-    /// What its rows are.
+    /// The kind of its rows.
     fn rows(&self) -> RowKind {
         RowKind::Sequences
     }
@@ -355,14 +356,14 @@ pub trait Objective: fmt::Debug + Send + Sync {
         true
     }
 
-    /// What a step of `n_tokens` inputs in `n_items` rows (or pairs) counts, such as 512 and `token`.
+    /// The size of a step of `n_tokens` inputs in `n_items` rows (or pairs), with its unit, such as 512 and `token`.
     fn step_size(&self, n_tokens: usize, n_items: usize) -> (usize, &'static str);
 
-    /// The weight of a batch in a step, by whose sum over the step losses are divided.
+    /// The weight of a batch in a step. The step's losses are divided by the sum of these weights.
     fn weight(&self, batch: &Batch) -> f64;
 
-    /// The losses of a micro-batch of the step `index`, `[1]` each: means over what the step counts, as far as they are in this
-    /// micro-batch, so that the step's losses are sums over its micro-batches.
+    /// The losses of a micro-batch of the step `index`, `[1]` each: this micro-batch's part of the means over the whole
+    /// step, so that the step's losses are sums over its micro-batches.
     ///
     /// # Errors
     /// The device cannot be read.
@@ -378,8 +379,8 @@ pub trait Objective: fmt::Debug + Send + Sync {
         false
     }
 
-    /// The training and the validation split with what the model `reference`, which must be on an autodiff device, says of their
-    /// rows, `batch_size` rows or pairs at a time. `None`: a signal came meanwhile.
+    /// The training and the validation split with the results of the model `reference`, which must be on an autodiff
+    /// device, for their rows, `batch_size` rows or pairs at a time. `None`: a signal came meanwhile.
     ///
     /// # Errors
     /// The device fails.
@@ -400,19 +401,19 @@ pub trait Objective: fmt::Debug + Send + Sync {
     /// A split without targets, a device that fails, or a rank that does not answer.
     fn score(&self, gpt: &Gpt, source: &RowSource, windows: Windows, group: &Group) -> Result<Score>;
 
-    /// Bits per byte of the text behind a score on `source`; `None` if the loss is not one of text.
+    /// Bits per byte of text for a score on `source`; `None` if the loss is not a loss of text.
     fn bits_per_byte(&self, score: &Score, source: &RowSource, tokenizer: &Tokenizer) -> Option<f64>;
 }
 
-/// The step whose gradients are computed.
+/// The step to which a micro-batch belongs.
 #[derive(Clone, Copy, Debug)]
 pub struct StepIndex {
     /// The step, counted from 0.
     pub step: usize,
     /// Total weight of all micro-batches of the step ([`Objective::weight`]), by which the losses are divided.
     pub total_weight: f64,
-    /// Context tokens in all of them ([`Batch::n_context_tokens`]), by which the divergence from the model without its
-    /// adapter is divided.
+    /// Total number of context tokens of the step ([`Batch::n_context_tokens`]), by which the divergence from the model
+    /// without its adapter is divided.
     pub n_context_tokens: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Files and folders that are complete or absent: what others find under their names is never half written.
+//! Files and folders that are complete or absent: others never find a half-written one under its name.
 
 use std::{io::Write, path::Path};
 
@@ -24,7 +24,7 @@ pub(crate) fn unwritable(path: &Path) -> String {
 /// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
 ///
 /// # Errors
-/// The file cannot be written; what was written of it is removed.
+/// The file cannot be written; the partial file is removed.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = PartialFile::create(path)?;

@@ -1,8 +1,9 @@
 //! The processes of a run, which MPI calls ranks: numbered from 0, rank 0 is the first. One process is rank 0 of 1.
 //!
-//! - [`Ranks`]: what a launcher gives: an exchange of bytes between two ranks; [`Group`]: what a run needs, made of such exchanges
+//! - [`Ranks`]: the interface of a launcher: an exchange of bytes between two ranks; [`Group`]: the collective
+//!   operations of a run, built from such exchanges
 //! - [`of_process`]: the ranks of this process; [`launch`]: finds them when a program starts
-//! - [`same`]: what all ranks must have in common
+//! - [`same`]: checks that all ranks have the same inputs
 //! - [`threads`]: ranks as threads of one process, for tests; `mpi`: ranks as processes that MPI started, with the feature `mpi`
 
 mod alone;
@@ -19,8 +20,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::launch::of_process;
 
-/// Ranks that can exchange bytes. This is all that is asked of a launcher: `MPI_Allreduce` promises no order of its additions, and a
-/// collective call that waits cannot say for whom; an exchange with one known peer allows both.
+/// Ranks that can exchange bytes; a launcher need not do more. `MPI_Allreduce` guarantees no order of its additions,
+/// and a collective call that hangs cannot name the rank that it waits for; an exchange with one known peer solves
+/// both.
 pub trait Ranks: fmt::Debug + Send + Sync {
     /// This rank's number.
     fn rank(&self) -> usize;
@@ -28,7 +30,8 @@ pub trait Ranks: fmt::Debug + Send + Sync {
     /// The number of ranks.
     fn size(&self) -> usize;
 
-    /// Sends `send` to the rank `peer` and fills `receive` with what it sends, which must have this length. Both may be empty.
+    /// Sends `send` to the rank `peer` and fills `receive` with the peer's message, which must have this length. Both
+    /// may be empty.
     ///
     /// # Errors
     /// The peer has ended or does not answer; the message names it.
@@ -45,12 +48,12 @@ pub trait Ranks: fmt::Debug + Send + Sync {
         1
     }
 
-    /// Those of them that share this rank's cores.
+    /// Number of ranks that share this rank's cores.
     fn n_sharing_cores(&self) -> usize {
         1
     }
 
-    /// This rank's number among those on its machine, by which it chooses a GPU.
+    /// This rank's number among the ranks on its machine, by which it chooses a GPU.
     fn local_rank(&self) -> usize {
         0
     }
@@ -135,7 +138,7 @@ impl Group {
         self.gather_bytes(own)?.into_iter().map(read).collect()
     }
 
-    /// What rank 0 gives, on all ranks. All ranks wait for each other.
+    /// Broadcasts rank 0's value to all ranks. All ranks wait for each other.
     ///
     /// # Errors
     /// A peer does not answer.
@@ -152,7 +155,7 @@ impl Group {
         index % self.size() == self.rank()
     }
 
-    /// The whole list on all ranks, of which each has computed the elements that [are its own](Self::is_mine).
+    /// The whole list on all ranks; each rank has computed the elements that [are its own](Self::is_mine).
     ///
     /// # Errors
     /// A peer does not answer.
@@ -196,7 +199,7 @@ impl Group {
 
     /// Each rank passes on all messages that it has, to a peer twice as far away each time.
     fn gather_bytes(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        // Those of all ranks whose numbers are the same but for the bits below `level`, in order.
+        // Messages of all ranks whose numbers differ from this one's only in the bits below `level`, in order.
         let mut messages = vec![own];
         for level in 0..self.n_levels() {
             let peer = self.rank() ^ (1 << level);

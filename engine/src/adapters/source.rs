@@ -23,7 +23,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// A folder from the command line, which may be anywhere.
+    /// A folder from the command line; it may be anywhere.
     pub(super) fn anywhere(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), given: dir.to_owned(), root: None }
     }

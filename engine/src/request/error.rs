@@ -50,7 +50,7 @@ pub enum ValidationError {
         /// Most tokens of a source.
         max_source_len: usize,
     },
-    /// The source and what begins the answer leave no room in the KV cache.
+    /// The source and the beginning of the answer leave no room in the KV cache.
     #[error(
         "the source has {n_tokens} tokens, and with what begins the answer it fills the KV cache, which has room for {n_places}\nhint: \
          shorten the source, or start the server with a larger `--kv-cache-tokens`"
@@ -63,10 +63,10 @@ pub enum ValidationError {
         /// Tokens that the KV cache has room for.
         n_places: usize,
     },
-    /// What begins the answer of an encoder-decoder leaves no room in the decoder's context.
+    /// The beginning of an encoder-decoder's answer leaves no room in the decoder's context.
     #[error("`decoder_prompt` begins the answer with {n_tokens} tokens, and the decoder's context has {max_seq_len}")]
     DecoderLength {
-        /// Its tokens, with those that the model's files say.
+        /// Number of tokens of that beginning, including those that the model's files prescribe.
         n_tokens: usize,
         /// The decoder's context.
         max_seq_len: usize,
@@ -115,7 +115,7 @@ pub enum ValidationError {
         /// Context length in tokens.
         max_seq_len: usize,
     },
-    /// A text has so many bytes that it cannot fit into the context.
+    /// A text has too many bytes to fit into the context.
     #[error(
         "This model's maximum context length is {max_seq_len} tokens, but `{param}` has {n_bytes} bytes of text, which are \
          at least {n_tokens} tokens\nhint: `truncate_prompt_tokens` cuts it"
@@ -125,7 +125,7 @@ pub enum ValidationError {
         param: &'static str,
         /// Bytes of the text.
         n_bytes: usize,
-        /// A lower bound of its tokens.
+        /// A lower bound of the number of its tokens.
         n_tokens: usize,
         /// Context length in tokens.
         max_seq_len: usize,
@@ -155,7 +155,8 @@ pub enum ValidationError {
         /// As given.
         given: i32,
     },
-    /// More beams than sequences may run at once, none, or fewer than answers to return.
+    /// The number of beams is 0, exceeds the number of sequences that may run at once, or is below the number of
+    /// answers to return.
     #[error(
         "`best_of` must be from `n` to {max_batch_size} beams, the sequences that run at once, got {width} with `n` \
          {n_best}"
@@ -188,7 +189,7 @@ pub enum ValidationError {
     NotWithBeams {
         /// The parameter.
         param: &'static str,
-        /// Which search.
+        /// The kind of search.
         kind: BeamKind,
     },
     /// A parameter could exclude all tokens of a constrained answer, or cut it.

@@ -1,4 +1,4 @@
-//! What a scheduler is told: its limits, and the requests that arrive.
+//! Inputs of a scheduler: its limits, and the requests that arrive.
 
 use hearth_model::gpt::kv_cache::{PAGE_SIZE, PageKey};
 
@@ -43,10 +43,10 @@ pub const TOKENS_PER_STATE: usize = 1024;
 pub struct Arrival {
     /// Number of prompt tokens, at least 1.
     pub n_prompt: usize,
-    /// How many of them, the first ones in whole pages, are of a source, which is computed in one piece: kept pages serve only if
-    /// there are all of the source's. 0 without an encoder.
+    /// Number of these tokens that belong to a source; they come first, in whole pages. A source is computed in one
+    /// piece, so cached pages are used only if all of the source's pages are cached. 0 without an encoder.
     pub n_source: usize,
-    /// Maximum number of its sequences, at least 1.
+    /// Maximum number of the request's sequences, at least 1.
     pub width: usize,
     /// Who sent it.
     pub tenant: TenantId,
@@ -54,7 +54,7 @@ pub struct Arrival {
     pub priority: i32,
     /// Keys of the prompt's full pages, in order.
     pub keys: Vec<PageKey>,
-    /// The page boundaries, in order, at which a state is kept beside the other places: those before the ends of messages.
+    /// Further page boundaries, in order, at which a state is kept: the last ones before the ends of messages.
     pub state_places: Vec<usize>,
     /// Whether it uses the prefix cache when it starts. False if every position of the prompt is needed. After its first
     /// token, it uses the prefix cache in any case.

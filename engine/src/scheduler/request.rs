@@ -37,11 +37,11 @@ pub(super) struct ScheduledSequence {
     pub(super) n_prompt: usize,
     /// Number of known tokens: prompt and generated.
     pub(super) n_tokens: usize,
-    /// Keys of its full pages; forks share them until they add their own.
+    /// Keys of the sequence's full pages; forks share them until they add their own.
     pub(super) keys: Arc<Vec<PageKey>>,
     /// The page boundaries in the prompt at which states are kept, in order.
     pub(super) state_places: Arc<[usize]>,
-    /// The last state of what was generated that is kept: a later one takes its place.
+    /// The last kept state of the generated tokens; a later one replaces it.
     pub(super) last_kept: Option<PageKey>,
 }
 
@@ -61,7 +61,7 @@ impl ScheduledRequest {
         common.count() * PAGE_SIZE
     }
 
-    /// Shares the first sequence's pages with those that can use them now.
+    /// Shares the first sequence's pages with the sequences that can use them now.
     pub(super) fn share_within(&mut self) {
         for branch in 1..self.sequences.len() {
             let n_tokens = self.n_shareable(branch);
@@ -112,8 +112,8 @@ impl ScheduledSequence {
         }
     }
 
-    /// The number of tokens up to the next place of the known text at which a state is kept. `None` without states, or if
-    /// there is no such place.
+    /// The number of tokens up to the next position in the known text at which a state is kept. `None` without states,
+    /// or if there is no such position.
     pub(super) fn until_kept_state(&self, tokens_per_state: usize) -> Option<usize> {
         let at = self.table.len();
         if !self.table.has_states() {

@@ -1,5 +1,5 @@
-//! The order in which requests start, are prefilled and are preempted: rounds, turns of tenants, and ranks of a tenant's
-//! requests. The rules are those of [`scheduler`](super).
+//! The order in which requests start, are prefilled and are preempted: rounds, turns of tenants, and ranks of a
+//! tenant's requests. [`scheduler`](super) documents the rules.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -70,7 +70,7 @@ impl Scheduler {
         standings
     }
 
-    /// The standing of a waiting request, which comes after its tenant's running ones.
+    /// The standing of a waiting request, which comes after its tenant's running requests.
     pub(super) fn standing_to_start(&self, tenant: TenantId, rank: Rank) -> Option<Standing> {
         let Tenant { turn, n_places, .. } = *self.tenants.get(&tenant)?;
         Some(Standing { round: n_places, turn, rank })

@@ -1,11 +1,11 @@
-//! What one forward pass computes.
+//! The input of one forward pass.
 
 use hearth_model::gpt::kv_cache::PAGE_SIZE;
 
 use super::SequenceId;
 
-/// Known tokens of a sequence in a step with drafts, at most. More than one are there where a sequence with a state went back to
-/// before a step of which drafts were rejected; each rejection adds to them.
+/// Maximum number of known tokens of a sequence in a step with drafts. There is more than one if a sequence with a
+/// state was rolled back because drafts were rejected; each rejection adds tokens.
 const MAX_BEFORE_DRAFTS: usize = 4;
 
 /// Tokens between two places where a step of a sequence with a state and drafts ends, so that the state there can be kept; a multiple of
@@ -33,7 +33,7 @@ impl Chunk {
         self.start + self.n_tokens - self.n_drafts
     }
 
-    /// Whether drafts may follow its known tokens: it decodes, or computes little again.
+    /// Whether drafts may follow the chunk's known tokens: it decodes, or recomputes only a few tokens.
     pub fn may_have_drafts(&self) -> bool {
         self.predicts && self.n_tokens - self.n_drafts <= MAX_BEFORE_DRAFTS
     }

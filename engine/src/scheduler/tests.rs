@@ -86,7 +86,7 @@ fn short_prompts_are_prefilled_beside_a_long_one() {
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 8, false)]);
     scheduler.add(RequestId(2), arrival(2));
     scheduler.add(RequestId(3), arrival(9));
-    // The first prompt leaves half of the budget to those behind it, and the second leaves its rest to the third.
+    // The first prompt leaves half of the budget to the prompts behind it, and the second leaves its rest to the third.
     assert_eq!(step(&mut scheduler), [chunk(1, 8, 4, false), chunk(2, 0, 2, true), chunk(3, 0, 2, false)]);
     assert_eq!(step(&mut scheduler), [chunk(2, 2, 1, true), chunk(1, 12, 4, false), chunk(3, 2, 3, false)]);
 }
@@ -238,7 +238,8 @@ fn preempted_beams_share_prompt_pages_again_when_recomputed() {
         n_computed += planned.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>();
         n_done += planned.chunks.iter().filter(|chunk| chunk.predicts).count();
     }
-    // The first sequence computes everything, the others what follows the prompt's full pages, with three more tokens.
+    // The first sequence computes everything, the others only the tokens after the prompt's full pages, and three more
+    // tokens.
     assert_eq!(n_computed, (N_PROMPT + 3) + 3 * (5 + 3));
 }
 
@@ -374,7 +375,7 @@ fn another_tenants_request_starts_at_once_beside_a_long_queue() {
     assert_eq!(chunks.len(), 4, "it takes the place of the newest: {chunks:?}");
     assert!(chunk_of(&step(&mut scheduler), 3000).is_some_and(|chunk| chunk.predicts), "the second token");
     scheduler.remove(RequestId(3000));
-    // The preempted request goes on where it was, before those that have not begun.
+    // The preempted request continues where it was, before requests that have not begun.
     assert_eq!(chunk_of(&step(&mut scheduler), 4).map(|chunk| chunk.start + chunk.n_tokens), Some(8 + 10));
     assert_eq!(scheduler.totals().n_preemptions, 1);
 }
@@ -397,7 +398,7 @@ fn tenants_with_long_queues_get_equal_places_whatever_their_priorities() {
             scheduler.remove(chunk.id.request);
         });
     }
-    // A beam search counts as many places.
+    // A beam search counts with its number of beams.
     let mut scheduler = Scheduler::new(limits, PagePool::new(100));
     scheduler.add(RequestId(1), Arrival { width: 3, ..arrival_of(1, 4) });
     scheduler.add(RequestId(2), Arrival { width: 3, ..arrival_of(1, 4) });

@@ -26,7 +26,7 @@ const SHORT_LAG: usize = 4;
 pub(super) struct DraftModel {
     runner: ModelRunner,
     max_seq_len: usize,
-    /// The computed tokens of each sequence: a prefix of its tokens.
+    /// For each sequence, the tokens that the draft model has computed: a prefix of the sequence.
     tables: HashMap<RequestId, PageTable>,
     /// Whether the last draft did not have to catch up with a long text.
     is_steady: bool,
@@ -66,8 +66,8 @@ impl DraftModel {
         self.is_steady
     }
 
-    /// Drafts up to `n_tokens` tokens for each job, `room` in total. Sequences with a long text to catch up with get
-    /// none yet.
+    /// Drafts up to `n_tokens` tokens for each job, `room` in total. Sequences whose draft model has much text to catch
+    /// up with get no drafts yet.
     ///
     /// # Errors
     /// The device failed.
@@ -133,7 +133,7 @@ impl DraftModel {
         }
     }
 
-    /// Runs one forward pass for all sequences that need it; `false` if none does.
+    /// Runs one forward pass for all sequences that need it; returns `false` if none does.
     fn round(&mut self, states: &mut [DraftState<'_>]) -> Result<bool> {
         let mut room = MAX_ROWS;
         let (mut parts, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

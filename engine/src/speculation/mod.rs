@@ -35,10 +35,10 @@ pub(super) const MAX_DRAFT_TOKENS: usize = 16;
 /// The source of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
-    /// None.
+    /// Off.
     #[default]
     Off,
-    /// Prompt lookup: what followed an earlier occurrence of the last tokens, in the prompt or the answer.
+    /// Prompt lookup: the tokens that followed an earlier occurrence of the last tokens, in the prompt or the answer.
     PromptLookup {
         /// Maximum number of draft tokens, from 1 to 16.
         n_tokens: usize,
@@ -102,7 +102,7 @@ struct DraftJob<'a> {
     n_tokens: usize,
 }
 
-/// Rows of a sequence that the served model has computed in a step, and whose tokens are known by now.
+/// Rows of a sequence that the served model has computed in a step, and whose next tokens are now known.
 #[derive(Debug)]
 pub(crate) struct ComputedRows<'a> {
     pub(crate) id: RequestId,
@@ -194,8 +194,8 @@ impl Speculator {
         matches!(self.drafter, Drafter::PredictionHead(_))
     }
 
-    /// Takes up what the served model has computed in a step: `hidden [n_rows, d_model]` are the hidden states of all of the
-    /// step's rows.
+    /// Passes the results of the served model's step to the drafters: `hidden [n_rows, d_model]` are the hidden states
+    /// of all rows of the step.
     ///
     /// # Errors
     /// The device failed.

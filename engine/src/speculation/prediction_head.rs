@@ -1,7 +1,8 @@
-//! Drafts by the served model's own prediction head. After each step the head computes the rows that the model has computed,
-//! from their hidden states and the tokens that follow; then it goes on from its own hidden states, as far as there are drafts.
+//! Drafts by the served model's own prediction head. After each step the head computes the rows that the model has
+//! computed, from their hidden states and the tokens that follow; then it continues from its own hidden states for the
+//! length of the draft.
 //!
-//! The head has its own pages. Of a text whose beginning was found in the prefix cache, it sees only the rest.
+//! The head has its own pages. If the beginning of a text was found in the prefix cache, the head sees only the rest.
 
 use std::collections::HashMap;
 
@@ -19,7 +20,7 @@ use hearth_model::{
 use super::{ComputedRows, DraftJob};
 use crate::scheduler::RequestId;
 
-/// The head, and what it has computed of each sequence.
+/// The head, and its state for each sequence.
 #[derive(Debug)]
 pub(super) struct HeadDrafter {
     runner: PredictionRunner,
@@ -28,18 +29,18 @@ pub(super) struct HeadDrafter {
     states: HashMap<RequestId, HeadState>,
 }
 
-/// What the head has computed of a sequence.
+/// The rows of a sequence that the head has computed.
 #[derive(Debug)]
 struct HeadState {
     table: PageTable,
-    /// The position of its first row.
+    /// The position of the first computed row.
     first: usize,
     /// The head's hidden state of the last row, `[1, d_model]`.
     last: Option<Tensor<2>>,
 }
 
 impl HeadState {
-    /// The position behind the last row.
+    /// The position after the last row.
     fn end(&self) -> usize {
         self.first + self.table.len()
     }
@@ -65,8 +66,8 @@ impl HeadDrafter {
         self.states.remove(&id);
     }
 
-    /// Computes the rows of a step of the model, whose hidden states are `hidden [n_rows, d_model]`, as far as the tokens that
-    /// follow them are known.
+    /// Computes the rows of a step of the model, whose hidden states are `hidden [n_rows, d_model]`, up to the last row
+    /// whose next token is known.
     ///
     /// # Errors
     /// The device failed.
@@ -77,10 +78,10 @@ impl HeadDrafter {
             let mut state =
                 self.states.remove(&id).unwrap_or_else(|| HeadState { table: pool.table(), first: start, last: None });
             if state.end() < start {
-                // What is between was not computed here, but found in the prefix cache.
+                // The rows in between were not computed here, but found in the prefix cache.
                 state = HeadState { table: pool.table(), first: start, last: None };
             }
-            // Drafts that were rejected, and the last token's row if nothing follows yet, have no next token.
+            // Rows of rejected drafts, and the last token's row, have no next token yet.
             let end = (start + of_step.len()).min(sequence.token_ids().len() - 1);
             let begin = state.end().max(start).min(end);
             next_ids.extend(sequence.token_ids().range(begin + 1..end + 1));
@@ -91,7 +92,7 @@ impl HeadDrafter {
             pool.pages_needed(followed.iter().map(|(_, state, n_new)| (&state.table, *n_new))) <= pool.n_free()
         };
         if !room(&followed) {
-            // Sequences outside this step, whose next rows begin anew.
+            // Sequences outside this step must start anew with their next rows.
             self.states.clear();
         }
         if next_ids.is_empty() || !room(&followed) {
@@ -147,7 +148,7 @@ impl HeadDrafter {
         }
         let mut drafted = Vec::new();
         for Drafting { job, mut state, token_ids, .. } in drafting {
-            // Rows from hidden states of the head itself are replaced by those from the model's.
+            // Rows computed from the head's own hidden states are replaced by rows from the model's.
             state.table.truncate((job.sequence.token_ids().len() - 1) - state.first);
             self.states.insert(job.id, state);
             if !token_ids.is_empty() {

@@ -1,6 +1,6 @@
-//! Drafts by prompt lookup: if the last tokens of a text occurred before, what followed them may follow again. Works
-//! well for answers that quote, edit or repeat ([Saxena 2023](https://github.com/apoorvumang/prompt-lookup-decoding)).
-//! Pure: no tensors, no state.
+//! Drafts by prompt lookup: if the last tokens of a text occurred before, the tokens that followed them may follow
+//! again. Works well for answers that quote, edit or repeat ([Saxena
+//! 2023](https://github.com/apoorvumang/prompt-lookup-decoding)). Pure: no tensors, no state.
 
 use hearth_model::TokenId;
 

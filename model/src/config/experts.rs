@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// Experts of all layers together, at most: several times what the largest models have.
+/// Maximum number of experts over all layers: several times as many as the largest models have.
 const MAX_EXPERTS: usize = 1 << 17;
 
 /// Routed experts in place of one MLP: a router chooses a few for each row, and their outputs are summed with its weights
@@ -24,7 +24,7 @@ pub struct Experts {
     pub n_active: usize,
     /// Width inside an expert.
     pub d_ff: usize,
-    /// What the router's outputs become.
+    /// How the router's outputs become scores.
     pub scores: RouterScores,
     /// Whether the weights of the chosen experts are divided by their sum.
     pub normalized: bool,
@@ -35,25 +35,25 @@ pub struct Experts {
     /// Whether a bias is added to the scores for the choice alone, not to the weights ([auxiliary-loss-free
     /// balancing](https://arxiv.org/abs/2408.15664)). It does not learn by gradients.
     pub selection_bias: bool,
-    /// Groups of experts, of which only some are considered for a row.
+    /// Groups of experts; a row chooses only from some groups.
     pub groups: Option<ExpertGroups>,
-    /// Width inside the expert that every row goes through, beside the chosen ones; 0 without one
+    /// Hidden width of the shared expert, which every row uses besides the chosen ones; 0 without one
     /// ([DeepSeekMoE](https://arxiv.org/abs/2401.06066), 3.2).
     pub shared_d_ff: usize,
     /// Whether the shared expert's output is multiplied by a sigmoid of the row.
     pub shared_gate: bool,
     /// The layers, counted from 0, that have an MLP of the model's [`d_ff`](GptConfig::d_ff) instead. Ascending.
     pub dense_layers: Vec<usize>,
-    /// Weight of the load-balancing loss when such a model is pretrained, see
+    /// Weight of the load-balancing loss in pretraining, see
     /// [`RouterLossWeights`](crate::gpt::RouterLossWeights::balance).
     #[serde(default)]
     pub balance_loss: f64,
-    /// Whether rows also go through the layer's MLP, beside the experts. The two have norms of their own, before and behind; so
-    /// has the router, and there is a learned factor for each expert's output (Gemma 4).
+    /// Whether rows also go through the layer's MLP, beside the experts. The MLP and the experts have separate norms,
+    /// before and after; the router has one too, and each expert's output has a learned factor (Gemma 4).
     #[serde(default)]
     pub beside_mlp: bool,
-    /// Width of what the chosen experts read and write, if the rows are projected to it before them and back behind them; 0: that
-    /// of the residual stream. The router and the shared expert read the rows themselves.
+    /// Width of the latent that the chosen experts read and write, if rows are projected to it before the experts and
+    /// back after them; 0: the width of the residual stream. The router and the shared expert read the rows themselves.
     #[serde(default)]
     pub latent_width: usize,
     /// Whether routed experts have no biases, also where MLPs and the shared expert have some.
@@ -61,13 +61,13 @@ pub struct Experts {
     pub unbiased: bool,
 }
 
-/// What a router's outputs become: one score for each expert.
+/// How a router's outputs become scores, one per expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RouterScores {
     /// All together: probabilities.
     Softmax,
-    /// Each by itself.
+    /// Each output alone.
     Sigmoid,
 }
 
@@ -79,7 +79,7 @@ pub struct ExpertGroups {
     pub n_groups: usize,
     /// Groups that are considered.
     pub n_active: usize,
-    /// A group is as good as the sum of this many of its best scores.
+    /// A group's score is the sum of this many of its best scores.
     pub n_best: usize,
 }
 
@@ -92,7 +92,7 @@ impl GptConfig {
 }
 
 impl Experts {
-    /// Those of most models: weights from the softmax of the chosen scores, divided by their sum, and nothing else.
+    /// The usual options: weights from the softmax of the chosen scores, divided by their sum, and nothing else.
     pub fn plain(n_experts: usize, n_active: usize, d_ff: usize) -> Self {
         Self {
             n_experts,

@@ -1,4 +1,4 @@
-//! What differs between layers: attention's heads, the MLP's width, and inputs of their own.
+//! Sizes that differ between layers: attention's heads, the MLP's width, and per-layer inputs.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,12 +15,12 @@ pub struct HeadSizes {
     pub head_dim: usize,
 }
 
-/// Rows that each block reads beside the residual stream: a token's row of an embedding, plus a projection of its usual embedding
-/// ([Gemma 3n](https://ai.google.dev/gemma/docs/gemma-3n)).
+/// Per-layer inputs: rows that each block reads besides the residual stream. They are a token's row of a second
+/// embedding plus a projection of its usual embedding ([Gemma 3n](https://ai.google.dev/gemma/docs/gemma-3n)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PerLayerInputs {
-    /// Rows of the embedding, at least those of the usual one.
+    /// Rows of the second embedding, at least as many as the usual one has.
     pub vocab_size: usize,
     /// Width of a row for one block.
     pub width: usize,
@@ -44,12 +44,12 @@ impl GptConfig {
         self.heads_with(self.window_of(layer).is_some())
     }
 
-    /// Width of all query heads together, in the layers where it is largest.
+    /// Width of all query heads together, in the layer where it is largest.
     pub fn q_width(&self) -> usize {
         self.n_heads * self.head_dim.max(self.heads_with(false).head_dim)
     }
 
-    /// Width of all key heads together, and of all value heads, in the layers where it is largest.
+    /// Width of all key heads together (or of all value heads), in the layer where it is largest.
     pub fn kv_width(&self) -> usize {
         let of_kind = |is_windowed| self.heads_with(is_windowed).width();
         of_kind(true).max(of_kind(false))
@@ -65,12 +65,12 @@ impl GptConfig {
         if self.attention_gate { self.q_width_of(layer) } else { 0 }
     }
 
-    /// Width of all key heads of `layer` together, and of all value heads.
+    /// Width of all key heads of `layer` together, or of all value heads.
     pub fn kv_width_of(&self, layer: usize) -> usize {
         self.heads_of(layer).width()
     }
 
-    /// Width of what `layer` projects its rows to for keys and for values; 0 for what it has no projection to.
+    /// Widths of the projections of `layer` to keys and to values; 0 for a missing projection.
     pub fn projected_kv_widths(&self, layer: usize) -> [usize; 2] {
         let width = self.kv_width_of(layer);
         match () {
@@ -107,7 +107,7 @@ impl GptConfig {
         if self.wide_shared_mlp && shares { 2 * self.d_ff } else { self.d_ff }
     }
 
-    /// Checks what differs between layers with and without the window, and what layers share.
+    /// Checks the sizes of layers with and without the window, and what layers share.
     pub(super) fn validate_heads(&self) -> Result<()> {
         require("full_heads", self.full_heads.is_none() || !self.full_layers.is_empty(), || {
             "must be absent without full_layers".to_owned()

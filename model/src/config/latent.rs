@@ -1,15 +1,15 @@
-//! Multi-head latent attention: keys and values of all heads are computed from one narrow vector of each token.
+//! Multi-head latent attention: keys and values of all heads are computed from one narrow vector per token.
 
 use serde::{Deserialize, Serialize};
 
 use super::{GptConfig, validate::require};
 use crate::error::Result;
 
-/// Multi-head latent attention ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2.1): a narrow vector of each token, its latent,
-/// becomes the keys and values of all heads. Beside them, each key has a rotated part that all heads share.
+/// Multi-head latent attention ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2.1): a narrow vector per token, its
+/// latent, is projected to the keys and values of all heads. Each key also has a rotated part that all heads share.
 ///
 /// The model has as many key heads as query heads, and [`GptConfig::head_dim`] is the width of a query and of a key.
-/// [`GptConfig::qkv_bias`] is for the matrices that make latents.
+/// [`GptConfig::qkv_bias`] applies to the matrices that compute latents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatentAttention {
@@ -17,8 +17,8 @@ pub struct LatentAttention {
     pub query_rank: Option<usize>,
     /// Width of the latent that keys and values are computed from.
     pub kv_rank: usize,
-    /// Number of leading dimensions of each query and key that rotate, below [`GptConfig::head_dim`]. Those of keys are the same
-    /// for all heads.
+    /// Number of leading dimensions of each query and key that are rotated, below [`GptConfig::head_dim`]. The rotated
+    /// part of keys is the same for all heads.
     pub rope_dim: usize,
     /// Width of a value.
     pub value_dim: usize,
@@ -34,13 +34,13 @@ impl GptConfig {
         self.latent.map_or_else(|| self.q_width_of(layer), |latent| self.n_heads * latent.value_dim)
     }
 
-    /// Width of a head of `head_dim` in attention and in the KV cache, where queries, keys and values are equally wide: zeros
-    /// follow the narrower ones.
+    /// Width of a head of `head_dim` in attention and in the KV cache, where queries, keys and values are equally wide:
+    /// the narrower ones are padded with zeros.
     pub(crate) fn padded_head_dim(&self, head_dim: usize) -> usize {
         self.latent.map_or(head_dim, |latent| head_dim.max(latent.value_dim))
     }
 
-    /// How many dimensions of a head of `head_dim` can rotate, and the name of the field that says so.
+    /// How many dimensions of a head of `head_dim` can be rotated, and the name of the field that limits them.
     pub(super) fn rotatable(&self, head_dim: usize) -> (&'static str, usize) {
         self.latent.map_or(("head_dim", head_dim), |latent| ("latent.rope_dim", latent.rope_dim))
     }

@@ -16,7 +16,7 @@ pub struct MaskedLmHead {
 }
 
 impl GptConfig {
-    /// The architecture of BERT without a head: GPT-1's blocks, whose positions see each other both ways, behind a norm.
+    /// The architecture of BERT without a head: GPT-1's blocks, bidirectional, after a norm of the embedding.
     pub fn bert(sizes: Sizes) -> Self {
         Self {
             norm_position: NormPosition::Post,
@@ -30,14 +30,14 @@ impl GptConfig {
         }
     }
 
-    /// The same architecture with BERT's head for masked tokens.
+    /// The same architecture with BERT's masked-LM head.
     #[must_use]
     pub fn with_mlm_head(self) -> Self {
         let head = MaskedLmHead { activation: self.activation, bias: true };
         Self { mlm_head: Some(head), lm_head_bias: true, ..self }
     }
 
-    /// The same architecture without a head for masked tokens.
+    /// The same architecture without a masked-LM head.
     #[must_use]
     pub fn without_mlm_head(self) -> Self {
         match self.mlm_head {

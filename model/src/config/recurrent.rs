@@ -1,4 +1,4 @@
-//! The recurrent layers of a model: which they are, and their sizes.
+//! Which layers of a model are recurrent, and their sizes.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,13 +12,13 @@ use crate::error::Result;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recurrent {
-    /// What a recurrent layer computes.
+    /// The kind of recurrence, with its sizes.
     pub recurrence: Recurrence,
     /// The layers, counted from 0, that attend instead. Ascending.
     pub attention_layers: Vec<usize>,
 }
 
-/// What a recurrent layer computes.
+/// The kind of recurrence, with its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recurrence {
@@ -65,7 +65,8 @@ pub struct GatedConv {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mamba2 {
-    /// Heads of keys and of queries; each serves `n_heads / n_groups` consecutive heads. The norm's groups are as many.
+    /// Number of heads of keys and of queries; each serves `n_heads / n_groups` consecutive heads. The norm has the
+    /// same number of groups.
     pub n_groups: usize,
     /// Heads of values.
     pub n_heads: usize,
@@ -81,12 +82,12 @@ pub struct Mamba2 {
     pub bias: bool,
     /// The shortest time step.
     pub min_time_step: f64,
-    /// The longest time step; `None`: any.
+    /// The longest time step; `None`: no limit.
     pub max_time_step: Option<f64>,
 }
 
 impl GptConfig {
-    /// What `layer`, counted from 0, computes in place of attention, if it does not attend.
+    /// The recurrence of `layer`, counted from 0; `None` if the layer attends.
     pub fn recurrence_of(&self, layer: usize) -> Option<&Recurrence> {
         let recurrent = self.recurrent.as_ref().filter(|of| of.attention_layers.binary_search(&layer).is_err());
         recurrent.filter(|_| self.has_mixer(layer)).map(|recurrent| &recurrent.recurrence)
@@ -157,7 +158,7 @@ impl Mamba2 {
         self.value_width() + 2 * self.n_groups * self.state_dim
     }
 
-    /// Width of the first projection: gates, what the convolution works on, and time steps.
+    /// Width of the first projection: gates, the convolution's input, and time steps.
     pub(crate) fn input_width(&self) -> usize {
         self.value_width() + self.conv_width() + self.n_heads
     }

@@ -29,7 +29,7 @@ impl Rope {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     None,
     /// All by the same factor ([position interpolation](https://arxiv.org/abs/2306.15595)).
     Linear {
@@ -37,8 +37,9 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
-    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). It grows with the length of the text, from the model's context on;
-    /// up to there, nothing is scaled. Longer texts are not supported: `factor` is for other programs that read the model.
+    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). The base grows with the length of the text beyond the model's
+    /// context. Hearth supports only texts within the context, where nothing is scaled: `factor` is kept for other
+    /// programs that read the model.
     Dynamic {
         /// At least 1.
         factor: f64,
@@ -55,15 +56,16 @@ pub enum RopeScaling {
         /// Context length before scaling.
         original_max_seq_len: usize,
     },
-    /// The same, blended by dimension, with sharper attention ([YaRN](https://arxiv.org/abs/2309.00071)).
+    /// As [`Llama3`](Self::Llama3), but blended by dimension, and with sharper attention
+    /// ([YaRN](https://arxiv.org/abs/2309.00071)).
     Yarn {
         /// At least 1.
         factor: f64,
         /// Multiplies cosines and sines, and so scores by its square.
         attention_factor: f64,
-        /// Dimensions with more turns than this over the original context are unchanged.
+        /// Dimensions with more rotations than this over the original context are unchanged.
         beta_fast: f64,
-        /// Dimensions with fewer turns than this are scaled by the full factor.
+        /// Dimensions with fewer rotations than this are scaled by the full factor.
         beta_slow: f64,
         /// Context length before scaling.
         original_max_seq_len: usize,
@@ -73,14 +75,14 @@ pub enum RopeScaling {
     /// A factor for the wavelength of each pair of dimensions ([LongRoPE](https://arxiv.org/abs/2402.13753)), from one of
     /// two lists: `long_factors` if [`GptConfig::max_seq_len`] is above `original_max_seq_len`, else `short_factors`.
     ///
-    /// So the list depends on the context that the model is opened for, as in llama.cpp and vLLM, and is the same for all
-    /// texts. `transformers` chooses by the length of each text and computes the KV cache again where a text grows beyond
-    /// `original_max_seq_len`. [`Gpt::with_max_seq_len`](crate::gpt::Gpt::with_max_seq_len) opens a model for a shorter
-    /// context.
+    /// So the list depends on the context that the model is opened for, as in llama.cpp and vLLM, and is the same for
+    /// all texts. `transformers` chooses by the length of each text and recomputes the KV cache when a text grows
+    /// beyond `original_max_seq_len`. [`Gpt::with_max_seq_len`](crate::gpt::Gpt::with_max_seq_len) opens a model for a
+    /// shorter context.
     LongRope {
         /// One for each pair of rotated dimensions, positive.
         short_factors: Vec<f32>,
-        /// As many, for long contexts.
+        /// Factors for long contexts; as many as `short_factors`.
         long_factors: Vec<f32>,
         /// Multiplies cosines and sines, with either list.
         attention_factor: f64,

@@ -1,23 +1,23 @@
-//! What encoder-decoders have: an encoder, and positions as distances.
+//! Fields of encoder-decoders: an encoder, and relative positions.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Activation, GptConfig, NormPosition, Positions, Sizes, validate::require};
 use crate::error::Result;
 
-/// Distances between a query and a key that have a number of their own: short ones each, longer ones in ranges that grow
-/// ([T5](https://arxiv.org/abs/1910.10683), 2.1).
+/// Relative position buckets: short distances between a query and a key have a bucket each, longer ones share buckets
+/// of growing ranges ([T5](https://arxiv.org/abs/1910.10683), 2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeBuckets {
-    /// Number of buckets. In a model that looks both ways, half of them are for each direction.
+    /// Number of buckets. In a bidirectional model, each direction has half of them.
     pub n_buckets: usize,
     /// All distances from here on have the last bucket.
     pub max_distance: usize,
 }
 
 impl RelativeBuckets {
-    /// The bucket of a key, as seen from a query at `distance` before it (negative: behind it). In f32, as in `transformers`.
+    /// The bucket of a key at `distance` from a query (negative: the key comes earlier). In f32, as in `transformers`.
     pub fn bucket(self, distance: isize, bidirectional: bool) -> usize {
         let n_buckets = if bidirectional { self.n_buckets / 2 } else { self.n_buckets };
         let of_direction = if bidirectional && distance > 0 { n_buckets } else { 0 };
@@ -86,7 +86,7 @@ impl GptConfig {
         self.encoder.is_some()
     }
 
-    /// The same with another dropout probability, of the encoder too.
+    /// The same with another dropout probability, including the encoder's.
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.dropout = dropout;

@@ -193,7 +193,7 @@ impl GptConfig {
             "must be empty without sliding_window".to_owned()
         })?;
         if let Positions::Rope(rope) = &self.positions {
-            // Without a rotation of their own, the layers with the window have this one too.
+            // If layers with the window have no separate rotation, they use this one too.
             let narrowest = match self.window_rope {
                 Some(_) => self.heads_with(false).head_dim,
                 None => self.head_dim.min(self.heads_with(false).head_dim),
@@ -215,7 +215,8 @@ impl GptConfig {
 }
 
 impl Rope {
-    /// Checks the rotary positions in the field `path`, of at most so many dimensions, as the field of this name says.
+    /// Checks the rotary positions in the field `path`. They have at most `most` dimensions, which the field
+    /// `most_name` sets.
     fn validate(&self, path: &str, (most_name, most): (&str, usize)) -> Result<()> {
         let Self { theta, rotary_dim, ref scaling } = *self;
         // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.

@@ -48,7 +48,7 @@ fn limits() -> ParserLimits {
 }
 
 /// Stack size for compiling, which recurses along brackets and along chains of names and references: twice what the
-/// longest chains need that the limits below and those of schemas admit.
+/// longest chains need within the limits below and the limits of schemas.
 const STACK_BYTES: usize = 128 << 20;
 
 /// Maximum number of rules and terminals in a grammar.
@@ -58,8 +58,8 @@ const MAX_DEFINITIONS: usize = 4_000;
 /// states.
 const MAX_JOINTS: usize = 16;
 
-/// Maximum number of parts that texts may leave out, as in `a?b*`, in a regular expression, a grammar, or the patterns of a
-/// schema: the library takes a second for so many in a row, and four times that for twice as many.
+/// Maximum number of optional parts, as in `a?b*`, in a regular expression, a grammar, or the patterns of a schema: the
+/// library takes a second for this many in a row, and four times as long for twice as many.
 const MAX_OPTIONAL: usize = 5_000;
 
 /// A grammar for a whole text.
@@ -80,7 +80,7 @@ pub enum Grammar {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct GrammarError {
-    /// The location in a schema as a path such as `properties.age`; empty for the whole.
+    /// The location in a schema as a path such as `properties.age`; empty for the whole schema.
     pub at: String,
     /// The description of the error.
     pub what: String,
@@ -95,7 +95,7 @@ impl GrammarError {
 /// Checks that a schema can be enforced as a whole.
 ///
 /// # Errors
-/// The schema is wrong, says something that cannot be enforced, or exceeds a limit; with the location.
+/// The schema is invalid, has a keyword that cannot be enforced, or exceeds a limit; with the location.
 pub fn check_enforceable(schema: &Value) -> Result<(), GrammarError> {
     schema::check(schema)?;
     on_a_deep_stack(|| schema::written(schema).map(drop))
@@ -140,8 +140,8 @@ impl GrammarCompiler {
         self.compile_with_tokens(grammar, &[], param)
     }
 
-    /// The same for a Lark grammar that refers to these special tokens by id, as in `<[5]>`. References to other special
-    /// tokens match nothing.
+    /// As [`compile`](Self::compile), for a Lark grammar that refers to these special tokens by id, as in `<[5]>`.
+    /// References to other special tokens match nothing.
     ///
     /// # Errors
     /// As [`compile`](Self::compile).
@@ -308,8 +308,8 @@ fn with_plain_digits(regex: &str) -> String {
     plain
 }
 
-/// The number of operators that make a part optional, and of empty alternatives. Escaped operators do not count. Those
-/// in quotes do, although they are text: there are few.
+/// The number of operators that make a part optional, and of empty alternatives. Escaped operators do not count.
+/// Operators in quotes do, although they are text: there are few.
 fn n_optional(source: &str) -> usize {
     let (mut n, mut before, mut is_escaped) = (0, '(', false);
     for character in source.chars() {

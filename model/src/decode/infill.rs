@@ -20,7 +20,7 @@ struct Family {
     order: Order,
     /// Further tokens that end the generated text, besides end-of-sequence.
     ends: &'static [&'static str],
-    /// Before the name of a repository, and before the name of each of its files.
+    /// Tokens before the name of a repository, and before the name of each of its files.
     files: [Option<&'static str>; 2],
     /// Whether the tokenizer adds a space in front of every text.
     adds_space: bool,
@@ -79,12 +79,12 @@ pub struct Infill {
     adds_space: bool,
 }
 
-/// A file beside the one with the gap.
+/// Another file, besides the one with the gap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtherFile {
-    /// Its name.
+    /// The file's name.
     pub name: String,
-    /// What is in it.
+    /// Its contents.
     pub text: String,
 }
 
@@ -96,7 +96,7 @@ const FILE: &str = "filename\n";
 const SNIPPET: &str = "\n\n--- snippet ---\n\n";
 
 impl Infill {
-    /// Detected from the special tokens in the vocabulary; `None` if there are none for this.
+    /// Detected from the special tokens in the vocabulary; `None` if it has no fill-in-the-middle tokens.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         FAMILIES.iter().find_map(|family| {
             let id = |token: &str| tokenizer.token_id(token);
@@ -129,7 +129,7 @@ impl Infill {
         self.prompt_beside(tokenizer, &[], before, behind)
     }
 
-    /// The same, with other files of the repository in front.
+    /// As [`prompt`](Self::prompt), with other files of the repository in front.
     ///
     /// # Errors
     /// [`Error::Tokenizer`](crate::Error::Tokenizer) if a text has a character that is not in the vocabulary.

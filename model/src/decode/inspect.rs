@@ -1,4 +1,4 @@
-//! What a model computes on the way to its predictions: attention maps, which experts are chosen, and what each layer would predict.
+//! Inspects a model's computation: attention maps, the chosen experts, and what each layer would predict.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -31,7 +31,7 @@ pub struct InspectOptions {
     pub n_top: usize,
     /// Attention maps of these layers.
     pub attention_layers: Vec<usize>,
-    /// The heads of these layers whose maps are reported.
+    /// The heads of these layers whose attention maps are reported.
     pub attention_heads: Vec<usize>,
     /// The experts that these layers choose.
     pub expert_layers: Vec<usize>,
@@ -42,19 +42,19 @@ pub struct InspectOptions {
     /// What these layers would predict: `k` stands for the residual stream after `k` blocks
     /// ([nostalgebraist, 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
     pub lens_layers: Vec<usize>,
-    /// The number of most likely tokens to report for each.
+    /// The number of most likely tokens to report for each lens layer and token.
     pub n_lens_top: usize,
 }
 
-/// What was found.
+/// The results of an inspection.
 #[derive(Clone, Debug)]
 pub struct Inspection {
-    /// One for each token: what the model expects after it.
+    /// For each token: the model's prediction after it.
     pub predictions: Vec<Prediction>,
-    /// `[attention_layers, attention_heads, n_tokens, n_tokens]`, flat: what share of its attention a row pays to a
-    /// column.
+    /// Attention weights, `[attention_layers, attention_heads, n_tokens, n_tokens]`, flat: rows are queries, columns
+    /// are keys.
     pub attention: Vec<f16>,
-    /// For each of the layers whose experts are reported.
+    /// The chosen experts of each requested layer.
     pub experts: Vec<ChosenExperts>,
     /// What an encoder-decoder did with its source.
     pub source: Option<SourceInspection>,
@@ -67,7 +67,7 @@ pub struct Inspection {
 pub struct ChosenExperts {
     /// By token, in ascending order: `[n_tokens, n_active]`, flat.
     pub chosen: Vec<usize>,
-    /// How much each of them counts, `[n_tokens, n_active]`, flat.
+    /// Weight of each chosen expert, `[n_tokens, n_active]`, flat.
     pub weights: Vec<f32>,
 }
 
@@ -97,12 +97,12 @@ impl Inspector {
         Self(Mutex::new(gpt.clone()))
     }
 
-    /// Runs the model over `token_ids` at once, without a cache. Calls `goes_on` between parts of the work, and ends if that
-    /// returns false.
+    /// Runs the model over `token_ids` at once, without a cache. Calls `goes_on` between parts of the work, and stops
+    /// if that returns false.
     ///
     /// # Errors
-    /// [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for layers or
-    /// heads that the model does not have; [`Error::Execution`] if the device fails, or the work was ended.
+    /// [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for layers
+    /// or heads that the model does not have; [`Error::Execution`] if the device fails, or the work was stopped.
     pub fn inspect(
         &self,
         token_ids: &[TokenId],
@@ -158,7 +158,7 @@ impl Inspector {
         let routed: Vec<usize> =
             (0..gpt.config().n_layers).filter(|layer| gpt.config().experts_of(*layer).is_some()).collect();
         let experts = options.expert_layers.iter().map(|layer| {
-            // Layers with experts, in order, are those that have routes.
+            // The layers with experts, in order, are the layers that have routes.
             let Ok(place) = routed.binary_search(layer) else {
                 unreachable!("it was checked that layer {layer} has experts")
             };

@@ -87,7 +87,7 @@ impl ModelRunner {
         Ok(Self::of(gpt, cache))
     }
 
-    /// Captures steps that repeat from now on. Does nothing on the CPU.
+    /// Enables graph capture: steps that repeat are captured from now on. Does nothing on the CPU.
     pub fn capture_steps(&mut self) {
         if Placement::of(&self.gpt.device()) == Placement::Gpu {
             self.graphs.get_or_insert_default();
@@ -129,8 +129,9 @@ impl ModelRunner {
     /// Appends tokens to sequences: `token_ids` has the tokens of all `parts`, one part after the other, at least one token.
     ///
     /// # Errors
-    /// [`Error::Param`] if the number of ids is not that of `parts`, an id is outside the vocabulary, or a sequence gets longer
-    /// than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device fails.
+    /// [`Error::Param`] if `parts` have another number of tokens, an id is outside the vocabulary, or a sequence gets
+    /// longer than the model's learned positions; [`Error::Execution`] if there are too few free pages, or the device
+    /// fails.
     pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<StepOutput> {
         let Self { graphs, gpt, cache, n_top, goes_ahead, next, ahead, .. } = self;
         *next = None;
@@ -203,7 +204,7 @@ impl ModelRunner {
         Ok(found)
     }
 
-    /// Whether [`read_logits`](Self::read_logits) reads parts of rows; otherwise it always reads whole ones.
+    /// Whether [`read_logits`](Self::read_logits) reads only parts of rows; otherwise it reads whole rows.
     pub fn reads_parts(&self) -> bool {
         self.gpt.device() != Device::flex()
     }
@@ -247,7 +248,7 @@ impl SplitRows {
         for part in parts {
             let (own, others) = rest.split_at(part.n_new);
             let (source, text) = own.split_at(part.n_source_rows());
-            // What fills the last page is not read.
+            // The rest of the last page is not read.
             sources.extend_from_slice(&source[..part.source_len.min(source.len())]);
             places.extend(source.iter().map(|_| None));
             places.extend((texts.len()..texts.len() + text.len()).map(Some));
@@ -258,7 +259,7 @@ impl SplitRows {
     }
 }
 
-/// Reads the new sources of a step, and stores what the decoder attends to.
+/// Encodes the new sources of a step, and stores the keys and values that the decoder attends to.
 fn read_sources(gpt: &Gpt, token_ids: &[TokenId], step: &mut PagedStep<'_>) {
     let (device, config) = (gpt.device(), gpt.config());
     let Some(encoder) = config.encoder.as_ref().filter(|_| !token_ids.is_empty()) else { return };
@@ -308,7 +309,7 @@ fn check_sources(config: &GptConfig, parts: &[StepPart<'_>]) -> Result<()> {
         if (part.source_len > 0) != config.is_encoder_decoder() || part.source_len > most {
             return refuse("source_len", format!("must be from {} to {most}, got {}", most.min(1), part.source_len));
         }
-        // The decoder's rows follow in the same step, or are there already.
+        // The decoder's rows follow in the same step, or are in the cache already.
         if !config.is_encoder_decoder() {
             continue;
         }
@@ -332,7 +333,7 @@ mod tests {
         Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }
     }
 
-    /// Kernels do not check bounds. A step that is refused changes nothing.
+    /// Kernels do not check bounds. A rejected step changes nothing.
     #[test]
     fn step_rejects_unknown_token_ids_wrong_counts_and_long_sequences() {
         let config = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });

@@ -1,4 +1,4 @@
-//! Reads logits off their device: of each row only what its sampler needs.
+//! Reads logits off their device: of each row only the part that its sampler needs.
 
 #[cfg(test)]
 mod tests;
@@ -54,8 +54,8 @@ impl LogitRows {
     }
 }
 
-/// Reads `logits [n_rows, vocab_size]`: of each row at least what `needs` asks for. A GPU selects the most likely
-/// tokens itself; on the CPU rows are whole, as they need not be copied.
+/// Reads `logits [n_rows, vocab_size]`: at least the part of each row that `needs` asks for. A GPU selects the most
+/// likely tokens itself; on the CPU whole rows are returned, without a copy.
 ///
 /// # Errors
 /// [`Error::Execution`] when the device cannot be read.

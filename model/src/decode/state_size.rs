@@ -1,4 +1,4 @@
-//! How large the states of recurrent layers are: what the configuration says, in the layout of the operations.
+//! Sizes of the states of recurrent layers, from the configuration and the layout of the operations.
 
 use crate::{
     config::{GatedDeltaNet, GptConfig, Mamba2, Recurrence},
@@ -6,7 +6,7 @@ use crate::{
 };
 
 impl GptConfig {
-    /// Bytes of one sequence's state over all recurrent layers; 0 without such layers.
+    /// Bytes of one sequence's state over all recurrent layers; 0 if there are none.
     pub fn state_bytes(&self) -> usize {
         let of_layer = self.recurrent.as_ref().map_or(0, |of| of.recurrence.state_len(self.d_model));
         size_of::<f32>() * of_layer * self.n_recurrent_layers()

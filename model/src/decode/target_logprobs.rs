@@ -9,15 +9,15 @@ use crate::{
     ops::{self, read, to_f32},
 };
 
-/// The log-probability in nats of `targets[i]` under row `i` of `logits [n_rows, vocab_size]`, before any sampling parameter. A
-/// GPU sends one number of each row.
+/// The log-probability in nats of `targets[i]` under row `i` of `logits [n_rows, vocab_size]`, before any sampling
+/// parameter. A GPU returns one number per row.
 ///
 /// # Errors
 /// [`Error::Logits`] if the result is not a number, as the model's logits are invalid then; [`Error::Execution`] if the device
 /// fails.
 ///
 /// # Panics
-/// If there are not as many targets as rows, or a target is outside the vocabulary.
+/// If the number of targets is not the number of rows, or a target is outside the vocabulary.
 pub fn target_logprobs(logits: Tensor<2>, targets: &[TokenId]) -> Result<Vec<f32>> {
     let [n_rows, vocab_size] = logits.dims();
     assert_eq!(n_rows, targets.len(), "rows, and targets");

@@ -1,4 +1,4 @@
-//! The one memory map: weights and token shards are read from it, never from a copy of the file.
+//! The only memory map: weights and token shards are read from it without a copy.
 
 use std::{ops::Deref, path::Path};
 
@@ -19,22 +19,22 @@ impl Mmap {
     pub fn open(path: &Path) -> Result<Self> {
         let io = Error::io("read", path);
         let file = regular_file::open(path).map_err(io)?;
-        // SAFETY: the map is only read, as bytes, which any content makes valid. What cannot be ruled out is another
-        // process that cuts the file short while it is mapped: then the system ends this one, as it does every
-        // program that maps its weights. Hearth itself never writes in place: it renames whole files.
+        // SAFETY: the map is only read, as bytes, and every content is valid bytes. Another process that truncates the
+        // file while it is mapped cannot be ruled out: the system then kills this process, as it would any program that
+        // maps its weights. Hearth itself never writes in place: it renames whole files.
         #[expect(unsafe_code, reason = "mapping a file is unsafe by nature; see the comment above")]
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Self(map))
     }
 
     /// Frees the memory of the pages that were read so far. Reading them again gets them from the file, or from the
-    /// system's file cache. Without this, a model that is being loaded would be in memory twice: as the file stores it
-    /// and as the model holds it.
+    /// system's file cache. Without this, a model that is being loaded would be in memory twice: as stored in the file
+    /// and as loaded.
     pub fn release(&self) {
         #[cfg(unix)]
         {
-            // SAFETY: the map is of a file and nothing was written to it, so that all of it can be read from the file
-            // again. Where the system refuses, the memory is kept.
+            // SAFETY: the map is of a file and was never written, so its pages can be read from the file again. If the
+            // system refuses, the memory is kept.
             #[expect(unsafe_code, reason = "of maps of another kind the contents would be lost; see the comment above")]
             let _ = unsafe { self.0.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         }

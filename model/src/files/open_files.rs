@@ -6,19 +6,19 @@
 pub fn raise_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     #[expect(unsafe_code, reason = "a setting of the process has no other way in")]
-    // SAFETY: fills in the struct that it is given.
+    // SAFETY: the call only writes the given struct.
     let is_known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
     if !is_known {
         return None;
     }
     let raised = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
     #[expect(unsafe_code, reason = "a setting of the process has no other way in")]
-    // SAFETY: reads the struct that it is given.
+    // SAFETY: the call only reads the given struct.
     let is_raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) } == 0;
     Some(if is_raised { raised.rlim_cur } else { limit.rlim_cur })
 }
 
-/// The same for systems where Hearth does not change the limit.
+/// Does nothing on systems where Hearth does not change the limit.
 #[cfg(not(target_os = "linux"))]
 pub fn raise_limit() -> Option<u64> {
     None

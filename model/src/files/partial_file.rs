@@ -1,4 +1,4 @@
-//! Files that are there when they are complete.
+//! Files that appear only when they are complete.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -11,11 +11,11 @@ use std::{
 pub(crate) const PARTIAL: &str = ".hearth-partial";
 
 /// A file that is written as `PATH.hearth-partial`, and renamed to `PATH` by [`finish`](Self::finish). If it is dropped
-/// before that, it is removed, and what was at `PATH` stays. While it is written it is locked: another writer of `PATH`
-/// writes to `PATH.hearth-partial-2`, and so on, and the last one that finishes replaces `PATH`. What a killed process left
-/// is overwritten by the next one. If `PATH` is a link, it stays, and the file that it leads to is replaced, or created if
-/// it does not exist. The permissions of a replaced file are kept. Anything but a file, such as `/dev/stdout` or a named
-/// pipe, is written to directly.
+/// before that, it is removed, and the old `PATH` stays. While it is written it is locked: another writer of `PATH`
+/// writes to `PATH.hearth-partial-2`, and so on, and the last one that finishes replaces `PATH`. The leftover of a
+/// killed process is overwritten by the next one. If `PATH` is a link, it stays, and the file that it leads to is
+/// replaced, or created if it does not exist. The permissions of a replaced file are kept. Anything but a file, such as
+/// `/dev/stdout` or a named pipe, is written to directly.
 #[derive(Debug)]
 pub struct PartialFile {
     path: PathBuf,
@@ -59,12 +59,12 @@ impl PartialFile {
         &self.path
     }
 
-    /// Where the file is while it is written; `None` if it is written to its place directly.
+    /// The path of the file while it is written; `None` if it is written directly to its final path.
     pub fn partial_path(&self) -> Option<&Path> {
         self.moves.as_ref().map(|(partial, _)| partial.as_path())
     }
 
-    /// What a process may leave that is killed while it writes the file `path`, and no other process does.
+    /// The partial file that a process leaves behind if it is killed while it writes `path` and no other process does.
     pub fn leftover(path: &Path) -> PathBuf {
         match resolve(path) {
             Ok(place) if path.is_symlink() => partial(&place, 1),
@@ -72,7 +72,8 @@ impl PartialFile {
         }
     }
 
-    /// Flushes the file to disk, moves it to its place, and flushes the folder, so that it is there after a power failure too.
+    /// Flushes the file to disk, moves it to its place, and flushes the folder, so that the file survives a power
+    /// failure.
     ///
     /// # Errors
     /// The disk is full, or the file cannot be moved.
@@ -118,7 +119,7 @@ fn claim(place: &Path) -> io::Result<(File, PathBuf)> {
     let mut number = 1;
     loop {
         let partial = partial(place, number);
-        // It may be another writer's until it is locked: not truncated before.
+        // Not truncated before it is locked: until then it may be another writer's.
         let file = File::options().write(true).create(true).truncate(false).open(&partial)?;
         if !file.metadata()?.is_file() {
             return Ok((file, partial));
@@ -224,7 +225,7 @@ mod tests {
         second.write_all(b"2nd").unwrap();
         first.finish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "first");
-        // The first name is free again, whatever becomes of the second.
+        // The first name is free again, whatever happens to the second.
         let mut third = PartialFile::create(&path).unwrap();
         assert_eq!(third.partial_path(), Some(&*PartialFile::leftover(&path)));
         third.write_all(b"third").unwrap();

@@ -1,16 +1,16 @@
-//! JSON as Python's `json` module writes and reads it. The files of models are written with it, and it takes more than JSON:
-//! `NaN`, `Infinity` and numbers beyond the range of f64, and a key that an object has twice, of which the last one counts.
+//! JSON as Python's `json` module writes and reads it. Models' files are written with it, and it accepts more than
+//! JSON: `NaN`, `Infinity`, numbers beyond the range of f64, and duplicate keys, of which the last one counts.
 
 use std::{borrow::Cow, str};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The value of the JSON `text`. Numbers that are not finite become the strings `NaN`, `Infinity` and `-Infinity`: that is an
-/// error where a number is read, and none where nothing reads them.
+/// The value of the JSON `text`. Numbers that are not finite become the strings `NaN`, `Infinity` and `-Infinity`: an
+/// error only where a number is read.
 ///
 /// # Errors
-/// `text` is no such JSON, or does not describe a `T`.
+/// `text` is not valid JSON in this sense, or does not describe a `T`.
 pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     // Nearly all files are plain JSON.
     let error = match serde_json::from_slice(text) {
@@ -75,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// The expected values are those of Python's `json.loads`.
+    /// The expected values come from Python's `json.loads`.
     #[test]
     fn json_of_python_may_have_infinite_numbers_and_a_key_twice() {
         let text =

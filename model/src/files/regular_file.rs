@@ -1,4 +1,4 @@
-//! Reading files that someone else wrote: regular ones only, and texts only up to a size that texts have.
+//! Reading files that someone else wrote: only regular files, and texts only up to a plausible size.
 
 use std::{
     fs::{self, File},

@@ -117,7 +117,7 @@ pub(crate) fn attend(
     };
     match (gates, &inner.qkv) {
         (Some(gates), _) => ops::sigmoid_gated(attended, gates),
-        // Without what follows narrower values.
+        // Removes the padding of values that are narrower than keys.
         (None, Qkv::Latent(latent)) if latent.heads.value_dim < head_dim => {
             let value_dim = latent.heads.value_dim;
             let heads = attended.reshape([n_rows, n_heads, head_dim]).slice([0..n_rows, 0..n_heads, 0..value_dim]);

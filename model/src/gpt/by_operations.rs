@@ -1,4 +1,4 @@
-//! A block, operation by operation: in training, on GPUs, and where the CPU has no body for the whole block.
+//! A block, operation by operation: in training, on GPUs, and on the CPU for blocks that have no whole-block body.
 
 use burn::tensor::Tensor;
 

@@ -1,5 +1,5 @@
-//! The head of an encoder for classes: a vector of a text becomes a score of each class. A model has one only while it trains, and to
-//! be saved: when it is served, a [`Classifier`] made of the same files does this.
+//! The classification head of an encoder: projects a text's vector to a score per class. A model has one only while it
+//! trains, and when it is saved: for serving, a [`Classifier`] is made from the same files.
 
 use burn::{
     module::Module,
@@ -22,7 +22,7 @@ use crate::{
 /// The path of the head's parts begins with it.
 pub(crate) const OF_CLASSES: &str = "classes.";
 
-/// A head for classes: `out(norm(activation(dense(x))))`.
+/// A classification head: `out(norm(activation(dense(x))))`.
 #[derive(Module, Debug)]
 pub(super) struct ClassHead {
     dense: Linear,
@@ -32,7 +32,7 @@ pub(super) struct ClassHead {
     description: ClassDescription,
 }
 
-/// What a head for classes is, but for its parameters.
+/// A classification head without its parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClassDescription {
     /// Which hidden states it reads.
@@ -43,7 +43,7 @@ pub struct ClassDescription {
     pub has_bias: bool,
     /// The names of the classes.
     pub labels: Vec<String>,
-    /// What scores become.
+    /// How scores become probabilities.
     pub scores: ClassScores,
 }
 
@@ -65,7 +65,7 @@ impl Part for ClassHead {
 }
 
 impl ClassHead {
-    /// Scores before the function that makes probabilities of them: `[n_texts, d_model]` to what the last layer multiplies.
+    /// From `[n_texts, d_model]` to the input of the last layer.
     fn features(&self, vectors: Tensor<2>) -> Tensor<2> {
         let dense = ops::linear_with_lora(vectors, self.dense.parts(None, &[]));
         let activated = match self.description.activation {
@@ -82,7 +82,7 @@ impl ClassHead {
 }
 
 impl Gpt {
-    /// The encoder with a head for classes, in f32 on `device`.
+    /// The encoder with a classification head, in f32 on `device`.
     ///
     /// # Errors
     /// The classifier is not of two layers of the model's width.
@@ -122,23 +122,23 @@ impl Gpt {
         Ok(Self { classes: Some(head), ..self })
     }
 
-    /// What its head for classes is, if it has one.
+    /// The description of the model's classification head, if it has one.
     pub fn classes(&self) -> Option<&ClassDescription> {
         self.classes.as_ref().map(|head| &head.description)
     }
 
-    /// The scores of classes, before the function that makes probabilities of them, of vectors `[n_texts, d_model]`: `[n_texts,
-    /// n_classes]`. `None` without a head for classes.
+    /// Class scores before softmax or sigmoid, `[n_texts, n_classes]`, from vectors `[n_texts, d_model]`. `None`
+    /// without a classification head.
     pub fn class_logits(&self, vectors: Tensor<2>) -> Option<Tensor<2>> {
         let head = self.classes.as_ref()?;
         Some(ops::linear_with_lora(head.features(vectors), head.out.parts(None, &[])))
     }
 
-    /// The cross entropy in nats, `[1]`, of `vectors [n_texts, d_model]` and the numbers of their classes, as
-    /// [`losses`](Self::losses) has that of tokens. `None` without a head for classes.
+    /// The cross entropy in nats, `[1]`, of `vectors [n_texts, d_model]` and their class indices; like
+    /// [`losses`](Self::losses) for tokens. `None` without a classification head.
     ///
     /// # Panics
-    /// When there are not as many targets as texts.
+    /// When the number of targets is not the number of texts.
     pub fn class_losses(&self, vectors: Tensor<2>, targets: impl Into<Targets>) -> Option<Losses> {
         let head = self.classes.as_ref()?;
         let out = head.out.parts(None, &[]);
@@ -146,7 +146,7 @@ impl Gpt {
         Some(ops::linear_cross_entropy(head.features(vectors), (out.weight, out.bias), options, targets.into()))
     }
 
-    /// The parameters of the head for classes; none without one.
+    /// The parameters of the classification head; empty without one.
     pub(crate) fn class_params(&self) -> Vec<ParamSpec> {
         let Some(ClassHead { norm, description, .. }) = &self.classes else { return Vec::new() };
         let parts = class_specs(&self.config, description.labels.len(), description.has_bias, norm.is_some());
@@ -158,11 +158,11 @@ fn wrong(what: &str) -> Error {
     Error::Config { field: "classifier".into(), what: what.to_owned() }
 }
 
-/// The vectors of texts, `[n_texts, d_model]`, by `pooling`: text `n` has the first `lens[n]` of `seq_len` rows of `hidden [n_texts *
-/// seq_len, d_model]`. [`Pooling::Tokens`] leaves all rows.
+/// The vectors of texts, `[n_texts, d_model]`, by `pooling`: text `n` has the first `lens[n]` of `seq_len` rows of
+/// `hidden [n_texts * seq_len, d_model]`. [`Pooling::Tokens`] keeps all rows.
 ///
 /// # Panics
-/// Unless `hidden` has so many rows, and each text has some.
+/// Unless `hidden` has `n_texts * seq_len` rows, and each text has at least one.
 pub fn pooled(hidden: Tensor<2>, (lens, seq_len): (&[usize], usize), pooling: Pooling) -> Tensor<2> {
     let ([n_rows, d_model], device) = (hidden.dims(), hidden.device());
     assert_eq!(n_rows, lens.len() * seq_len, "rows of all texts");

@@ -1,11 +1,11 @@
-//! What a model's steps cost: bytes read and multiply-adds.
+//! The costs of a model's steps: bytes read and multiply-adds.
 
 use super::{Gpt, Weight};
 use crate::gpt::param_specs::ROUTED;
 
 impl Gpt {
-    /// Bytes of the matrices that a decoding step of `n_rows` texts reads: all except embeddings, from which it reads single
-    /// rows, and of experts as many as can be chosen.
+    /// Bytes of matrices that a decoding step for `n_rows` texts reads: all except embeddings, of which it reads single
+    /// rows; of the experts, as many as can be chosen.
     pub fn step_bytes(&self, n_rows: usize) -> usize {
         let of_blocks = self
             .linears()
@@ -14,7 +14,7 @@ impl Gpt {
         of_blocks.sum::<usize>() + self.output().0.n_bytes()
     }
 
-    /// The share of a matrix's reads that a step of `n_rows` rows needs at most: below 1 for experts.
+    /// The largest share of a matrix that a step of `n_rows` rows reads: below 1 for experts.
     fn share_read(&self, path: &str, n_rows: usize) -> f64 {
         match &self.config.experts {
             Some(experts) if path.contains(ROUTED) => {

@@ -1,4 +1,4 @@
-//! What only some devices can compute.
+//! Features that only some devices support.
 
 use burn::tensor::Device;
 
@@ -8,7 +8,7 @@ use crate::{
     ops,
 };
 
-/// Refuses what has no body on `device`.
+/// Rejects features that `device` does not support.
 pub(super) fn require_bodies(config: &GptConfig, device: &Device) -> Result<()> {
     let only_on_cpu = [
         ("experts", config.experts.is_some()),

@@ -1,4 +1,4 @@
-//! The encoder of an encoder-decoder: blocks like the decoder's, whose rows see each other both ways.
+//! The encoder of an encoder-decoder: blocks like the decoder's, but bidirectional.
 
 use burn::tensor::{Int, Tensor};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 modules! {
-    /// What an encoder-decoder reads its source with. Its embedding is the decoder's.
+    /// The encoder of an encoder-decoder. Its embedding is the decoder's.
     pub(super) struct Encoder {
         pos_embed: Option<Embedding>,
         embed_norm: Option<Norm>,
@@ -31,7 +31,8 @@ impl Encoder {
 }
 
 impl Gpt {
-    /// The same model for training, in which what `transformers` holds fixed is fixed: the bias of an encoder-decoder's logits.
+    /// The same model for training, with the parameters frozen that `transformers` keeps fixed: the bias of an
+    /// encoder-decoder's logits.
     #[must_use]
     pub fn with_fixed_logit_bias(mut self) -> Self {
         if self.config.is_encoder_decoder() {
@@ -40,8 +41,8 @@ impl Gpt {
         self
     }
 
-    /// The token ids of sources to the encoder's output, a row for each token: `[n_tokens]` to `[n_tokens, d_model]`. `context`
-    /// says which tokens are of one source.
+    /// The token ids of sources to the encoder's output, a row for each token: `[n_tokens]` to `[n_tokens, d_model]`.
+    /// `context` defines which tokens belong to one source.
     ///
     /// # Panics
     /// If the model has no encoder, and as [`forward`](Self::forward).

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What the rows of a forward pass attend to.
+/// Which keys and values the rows of a forward pass attend to.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one forward pass")]
 pub enum AttentionContext<'a> {
@@ -60,11 +60,11 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// The same context for the decoder of an encoder-decoder: `encoded [batch * source_len, d_model]` is the encoder's output for
-    /// the sources of the sequences, all of one length.
+    /// The same context for the decoder of an encoder-decoder: `encoded [batch * source_len, d_model]` is the encoder's
+    /// output for the sequences' sources, all of the same length.
     ///
     /// # Panics
-    /// If the context is a step over a cache, whose sources are there.
+    /// If the context is a step over a cache, which has the sources already.
     #[must_use]
     pub fn with_source(mut self, encoded: Tensor<2>) -> Self {
         let Self::Dense(dense) = &mut self else { unreachable!("sources of a step are in its cache") };
@@ -72,8 +72,8 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// [`with_source`](Self::with_source) for sources of different lengths, `lens [batch]`: in `encoded [batch * source_len, d_model]`,
-    /// the rows behind the tokens of a source are padding.
+    /// [`with_source`](Self::with_source) for sources of different lengths, `lens [batch]`: in `encoded [batch *
+    /// source_len, d_model]`, the rows after the tokens of a source are padding.
     ///
     /// # Panics
     /// As [`with_source`](Self::with_source); unless there is a length for each sequence, from 1 to `source_len`.
@@ -88,7 +88,8 @@ impl<'a> AttentionContext<'a> {
         self
     }
 
-    /// The position of each row in its text. If all sequences have the same positions, those of one sequence.
+    /// The position of each row in its text. If all sequences have the same positions, only the positions of one
+    /// sequence.
     fn positions(&self) -> Vec<usize> {
         match self {
             Self::Dense(Dense { positions: Some(positions), .. }) => positions.iter().map(|&at| at as usize).collect(),
@@ -139,53 +140,53 @@ impl<'a> AttentionContext<'a> {
     }
 }
 
-/// One forward pass: its attention context, and what its layers share, computed once.
+/// One forward pass: its attention context, and data that its layers share, computed once.
 #[derive(Debug)]
 pub(crate) struct ForwardPass<'a> {
     context: AttentionContext<'a>,
     config: &'a GptConfig,
-    /// Masks of layers without and with the sliding window, if the model has such layers.
+    /// Attention masks of layers without and with the sliding window, if the model has such layers.
     masks: [Option<AttentionMask>; 2],
     /// Rotations of the same two kinds; one entry if both are equal.
     rotations: [Option<Rotation>; 2],
     added: AddedPositions,
-    /// The kind of each row's token, if the model tells kinds apart.
+    /// The type of each row's token, if the model has token types.
     token_types: Option<Ints>,
-    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    /// Factor of each row's queries, `[n_rows, 1]`.
     query_factors: Option<Rows>,
     /// How the scores of the encoder's rows are computed, if there is an encoder.
     cross_options: Option<AttentionOptions>,
-    /// What hides the padding of sources.
+    /// Hides the padding of sources in cross-attention.
     cross_bias: Option<Tensor<4>>,
     /// Keys and values that later layers without and with the window attend to, `[n_rows, 2 * kv_width]`, before rotation. A step
     /// over a cache has them there.
     lent: [Option<Tensor<2>>; 2],
-    /// What all blocks read a part of, side by side: `[n_rows, n_layers * width]`.
+    /// Per-layer inputs of all blocks, side by side: `[n_rows, n_layers * width]`.
     pub(crate) per_layer: Option<Tensor<2>>,
     /// The rows as recurrent layers see them, if the model has such layers.
     recurrent_rows: Option<RecurrentRows>,
     scratch: BlockScratch,
-    /// What the routers of the layers so far say, if it is kept.
+    /// The routers' choices in the layers so far, if they are recorded.
     pub(crate) routes: Option<Vec<Routes>>,
 }
 
-/// What one layer of a pass needs to attend.
+/// Inputs of one attention layer of a pass.
 pub(crate) struct LayerPass<'p, 'a> {
     pub(crate) context: &'p mut AttentionContext<'a>,
     pub(crate) mask: &'p AttentionMask,
     /// Rotation of queries and keys, if there is one.
     pub(crate) rotation: Option<&'p Rotation>,
-    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    /// Factor of each row's queries, `[n_rows, 1]`.
     pub(crate) query_factors: Option<&'p Rows>,
-    /// The layer whose keys and values it attends to.
+    /// The layer whose keys and values this layer attends to.
     pub(crate) kv_layer: usize,
     /// Whether later layers attend to its keys and values.
     pub(crate) lends: bool,
-    /// Those that layers of its kind lend and borrow.
+    /// Keys and values that layers of this kind share.
     pub(crate) lent: &'p mut Option<Tensor<2>>,
 }
 
-/// What one recurrent layer of a pass needs.
+/// Inputs of one recurrent layer of a pass.
 #[derive(Debug)]
 pub(crate) struct RecurrentPass<'p> {
     pub(crate) rows: &'p RecurrentRows,
@@ -196,13 +197,13 @@ pub(crate) struct RecurrentPass<'p> {
 /// The tensors that dropout changes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DropoutPlace {
-    /// What enters the first layer.
+    /// The input of the first layer.
     Embeddings,
-    /// What attention adds to the residual stream in a layer.
+    /// Attention's addition to the residual stream in a layer.
     Attention(usize),
-    /// What the MLP adds in a layer.
+    /// The MLP's addition to the residual stream in a layer.
     Mlp(usize),
-    /// What attention to an encoder's rows adds in a layer.
+    /// Cross-attention's addition to the residual stream in a layer.
     Cross(usize),
 }
 
@@ -383,7 +384,7 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// The adapters of the step's rows; none if whole sequences are computed.
+    /// The adapters of the step's rows; empty if whole sequences are computed.
     pub(crate) fn adapters(&self) -> Arc<Vec<AdapterRows>> {
         match &self.context {
             AttentionContext::Dense(_) => Arc::default(),
@@ -391,12 +392,12 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// The kinds of the rows' tokens, if the model tells kinds apart.
+    /// The types of the rows' tokens, if the model has token types.
     pub(crate) fn token_types(&self) -> Option<&Ints> {
         self.token_types.as_ref()
     }
 
-    /// What is added to embeddings.
+    /// Positions that are added to embeddings.
     pub(crate) fn added(&self) -> &AddedPositions {
         &self.added
     }
@@ -425,7 +426,7 @@ impl<'a> ForwardPass<'a> {
         Some((uploads, sizes))
     }
 
-    /// What a whole block attends to, and its scratch memory, if `layer` attends over a cache.
+    /// The attention inputs of a whole block, and its scratch memory, if `layer` attends over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
         let Self { context, config, masks, rotations, query_factors, cross_options, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
@@ -439,7 +440,7 @@ impl<'a> ForwardPass<'a> {
         Some((PagedAttention { pools, slots, sequences, options, rotation, query_factors, sources }, scratch))
     }
 
-    /// The input of `layer` beside the residual stream, `[n_rows, width]`, if it has one.
+    /// The per-layer input of `layer`, `[n_rows, width]`, if the model has per-layer inputs.
     pub(crate) fn per_layer_input(&self, layer: usize) -> Option<Tensor<2>> {
         let all = self.per_layer.clone()?;
         let ([n_rows, _], width) = (all.dims(), self.config.per_layer_inputs?.width);
@@ -451,7 +452,7 @@ impl<'a> ForwardPass<'a> {
         &mut self.lent
     }
 
-    /// What the recurrent `layer` needs.
+    /// Inputs of the recurrent `layer`.
     ///
     /// # Panics
     /// If the model has no recurrent layers.
@@ -464,7 +465,7 @@ impl<'a> ForwardPass<'a> {
         RecurrentPass { rows, states }
     }
 
-    /// What attention to an encoder's rows needs: how scores are computed, and what hides padding in them.
+    /// Inputs of cross-attention: the context, its options, and the mask of the sources' padding.
     ///
     /// # Panics
     /// If the model has no encoder.
@@ -512,7 +513,7 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// What `layer` needs to attend.
+    /// Attention inputs of `layer`.
     pub(crate) fn layer(&mut self, layer: usize) -> LayerPass<'_, 'a> {
         let Self { context, config, masks, rotations, query_factors, lent, .. } = self;
         LayerPass {

@@ -1,4 +1,4 @@
-//! What enters the first block.
+//! The input of the first block.
 
 use burn::tensor::{Int, Tensor};
 
@@ -13,7 +13,7 @@ use crate::{
     ops,
 };
 
-/// What a stack of blocks has before them: the model's, or its encoder's.
+/// The layers before a stack of blocks: the model's, or its encoder's.
 pub(super) struct Inputs<'a> {
     pub(super) config: &'a GptConfig,
     pub(super) embed: &'a Embedding,
@@ -25,7 +25,7 @@ pub(super) struct Inputs<'a> {
 }
 
 impl Gpt {
-    /// Token ids to what enters the first block, `[n_rows, d_model]`. What all blocks read a part of is kept in the pass.
+    /// From token ids to the input of the first block, `[n_rows, d_model]`. Stores the per-layer inputs in the pass.
     pub(crate) fn embed_input(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let inputs = Inputs {
             config: &self.config,
@@ -41,7 +41,7 @@ impl Gpt {
 }
 
 impl Inputs<'_> {
-    /// Token ids to what enters the first block, `[n_rows, d_model]`.
+    /// From token ids to the input of the first block, `[n_rows, d_model]`.
     pub(super) fn forward(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         let mut x = self.embed.forward(token_ids.clone());
         assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
@@ -77,8 +77,8 @@ impl Inputs<'_> {
 }
 
 impl PerLayerInputs {
-    /// The inputs of all blocks side by side, `[n_rows, n_layers * width]`, of the rows' ids and their embeddings
-    /// `[n_rows, d_model]`: the mean of two parts, but for the root of two.
+    /// The per-layer inputs of all blocks side by side, `[n_rows, n_layers * width]`, from the rows' ids and their
+    /// embeddings `[n_rows, d_model]`: the sum of both parts divided by the root of two.
     fn forward(
         &self,
         token_ids: Tensor<1, Int>,

@@ -1,19 +1,21 @@
 //! The KV cache: keys and values of past tokens, in pages shared by all sequences, and states of recurrent layers.
 //!
-//! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once, unless it shares those of another
-//! layer; a slot holds one token and a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in order.
-//! Pages are reference counted: a fork shares all of them, a shared page is copied before one of its owners writes to it, and
-//! a dropped table frees pages without other owners. The design is [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
+//! Each layer has one pool of keys and one of values, `[n_slots, kv_width]`, allocated once, unless it shares another
+//! layer's; a slot holds one token and a page is [`PAGE_SIZE`] slots. A sequence owns a [`PageTable`]: its pages in
+//! order. Pages are reference counted: a fork shares all of them, a shared page is copied before one of its owners
+//! writes to it, and a dropped table frees pages without other owners. The design is
+//! [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
 //!
 //! A full page can be kept in the prefix cache under a [`PageKey`] that identifies its contents. Without owners it
 //! counts as free, but is allocated last, the least recently used first; until then a new sequence with the same
 //! beginning shares it instead of computing it again.
 //!
-//! A recurrent layer has a pool of states instead, `[n_states, slot_len]`. A table has one state for all such layers: the number
-//! of a slot. A step moves it to a slot that nothing else needs, and changes it there.
+//! A recurrent layer has a pool of states instead, `[n_states, slot_len]`. A table has one state for all such layers:
+//! the number of a slot. Before a step changes a state that something else still needs, it copies it to a free slot.
 //!
-//! With an encoder, a sequence begins with places for the tokens of its source, in whole pages: they hold the keys and values that
-//! the decoder's layers make of the encoder's output. So forks share them, and the prefix cache keeps them.
+//! With an encoder, a sequence begins with slots for the tokens of its source, in whole pages: they hold the keys and
+//! values that the decoder's layers compute from the encoder's output. So forks share them, and the prefix cache keeps
+//! them.
 //!
 //! [`PagePool`] manages page ownership without tensors, so that schedulers can plan without them.
 
@@ -49,7 +51,7 @@ pub struct KvCache {
     is_written: bool,
 }
 
-/// What a layer keeps of sequences.
+/// A layer's memory in the cache.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "one for each layer")]
 enum LayerPool {
@@ -61,12 +63,12 @@ enum LayerPool {
     },
     /// `[n_states, slot_len]`.
     Recurrent(Tensor<2>),
-    /// Of a layer that attends to the keys and values of another one, or whose rows do not depend on others.
+    /// The layer attends to another layer's keys and values, or has no mixer of rows.
     Nothing,
 }
 
-/// The number of states in a cache of `n_pages` pages for which no other number is given: enough for a few dozen sequences.
-/// Memory is used only for those that sequences have had.
+/// Default number of states in a cache of `n_pages` pages: enough for a few dozen sequences. A state uses memory only
+/// once a sequence has had it.
 pub(crate) fn default_states(n_pages: usize) -> usize {
     n_pages.clamp(8, 64)
 }
@@ -80,12 +82,13 @@ pub struct StepPart<'a> {
     pub n_new: usize,
     /// The sequence's adapter, which must be for the model that runs. `None`: its rows are computed without an adapter.
     pub adapter: Option<Arc<LoadedAdapter>>,
-    /// The position at which the second text of a pair begins, for models that tell the two apart.
+    /// The position at which the second text of a pair begins, for models with token types.
     pub second_text: Option<usize>,
     /// How many of the last new tokens no token sees, in an encoder without a sliding window.
     pub n_hidden: usize,
-    /// Tokens of the source that an encoder reads, which are before the text in `table`, in whole pages: its rows come first in the
-    /// sequence's first step, all of them and then any up to the end of the page. 0 without an encoder.
+    /// Number of tokens of the source that an encoder reads; 0 without an encoder. They come before the text in
+    /// `table`, in whole pages. The sequence's first step must begin with all of them, followed by padding rows up to
+    /// the end of the page.
     pub source_len: usize,
 }
 
@@ -95,7 +98,7 @@ impl StepPart<'_> {
         self.source_len.next_multiple_of(PAGE_SIZE)
     }
 
-    /// Rows of the source that the step has, with those up to the end of the page.
+    /// Rows of the source in this step, including the padding up to the end of the page.
     pub(crate) fn n_source_rows(&self) -> usize {
         if self.table.is_empty() { self.n_source_places() } else { 0 }
     }
@@ -114,7 +117,7 @@ pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
     pub(crate) sequences: PagedSequences,
     slots: Slots,
-    /// For each sequence with rows the number of its rows, its tokens before, and the slot of its state.
+    /// For each sequence with rows: the number of rows, the number of earlier tokens, and the slot of its state.
     recurrent: Vec<(usize, usize, usize)>,
     pub(crate) adapters: Arc<Vec<AdapterRows>>,
     /// For each sequence where the second text of a pair begins.
@@ -131,8 +134,8 @@ impl KvCache {
         Self::of_layers(config, [n_pages, default_states(n_pages)], &vec![dtype; config.n_layers], device)
     }
 
-    /// A cache of `n_pages` pages for the model of `config`, whose layers have `dtypes`, and `n_states` states if some are
-    /// recurrent.
+    /// A cache of `n_pages` pages for the model of `config`, with a dtype for each layer in `dtypes`, and `n_states`
+    /// states if some layers are recurrent.
     pub(crate) fn of_layers(
         config: &GptConfig,
         [n_pages, n_states]: [usize; 2],
@@ -189,7 +192,7 @@ impl KvCache {
     /// The step's rows are the parts' rows, one part after the other.
     ///
     /// # Errors
-    /// [`OutOfPages`], with the numbers.
+    /// [`OutOfPages`], with the number needed and the number free.
     ///
     /// # Panics
     /// If a table belongs to another cache: its pages are not in these pools.
@@ -208,7 +211,7 @@ impl KvCache {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
             }
-            // Of the text, behind its source.
+            // Rows of the text, which follow the source.
             let n_new = part.n_new - n_source_rows;
             let start = part.table.len() - n_new - n_before;
             if part.n_new > 0
@@ -278,7 +281,8 @@ impl PagedStep<'_> {
         &self.second_texts
     }
 
-    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, with sinks if there are any.
+    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends, optionally
+    /// with sinks.
     pub(crate) fn attend(
         &mut self,
         layer: usize,
@@ -291,8 +295,8 @@ impl PagedStep<'_> {
         ops::append_and_attend(qkv, rotation_and_sinks, pools, &self.slots, &self.sequences, options)
     }
 
-    /// Rotates the step's `queries [n_rows, n_heads * head_dim]`, and attends to the keys and values of `layer`, which has stored
-    /// those of the step.
+    /// Rotates the step's `queries [n_rows, n_heads * head_dim]`, and attends to the keys and values of `layer`, which
+    /// has already stored the step's own.
     pub(crate) fn attend_to(
         &mut self,
         layer: usize,
@@ -333,7 +337,8 @@ impl PagedStep<'_> {
         &self.slots
     }
 
-    /// The pools of `layer`, the slots of the step's rows, the rows of each sequence, and these with the keys of their sources.
+    /// The pools of `layer`, the slots of the step's rows, the rows of each sequence, and the rows with their sources'
+    /// keys.
     pub(crate) fn parts(&mut self, layer: usize) -> LayerParts<'_> {
         *self.is_written = true;
         let sources = self.sources.as_ref().map(|sources| sources.seen().as_slice());
@@ -354,7 +359,7 @@ impl PagedStep<'_> {
     }
 }
 
-/// What a block of a step needs.
+/// Inputs of a block in a step.
 type LayerParts<'a> = ([&'a mut Tensor<2>; 2], &'a Slots, &'a [PagedRows], Option<&'a [PagedRows]>);
 
 /// The pool of `layer`. The layers of an encoder share one.

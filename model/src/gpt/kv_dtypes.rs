@@ -1,7 +1,8 @@
-//! The dtype of each layer's keys and values in a cache of whole numbers of 8 bits.
+//! The dtype of each layer's keys and values in an 8-bit KV cache.
 //!
-//! A key in 8 bits has one scale, by its largest value. A bias of several hundred, as the keys of Qwen 2.5 have in some
-//! dimensions, makes the scale so coarse that the rest of the key is lost. So layers with such biases have wider numbers.
+//! An 8-bit key has one scale, set by its largest value. A bias of several hundred, as the keys of Qwen 2.5 have in
+//! some dimensions, makes the scale so coarse that the rest of the key is lost. So layers with such biases use a wider
+//! dtype.
 
 use super::{Block, Gpt};
 use crate::{
@@ -11,15 +12,16 @@ use crate::{
     ops::{KvDtype, KvSource, Mixer, NormParts, Qkv, SelfAttention, Sublayer, read, to_f32},
 };
 
-/// How many times the root mean square of a key without its bias the largest bias may be, for numbers of 8 bits. The largest
-/// value of a key without a bias is about as large, so the rounding is at most twice as coarse.
+/// Largest ratio between the largest bias of a key and the root mean square of the key without bias, for 8-bit numbers.
+/// The largest value of a key without a bias is about as large, so the rounding is at most twice as coarse.
 const LARGEST_FOR_Q8: f64 = 4.0;
-/// The same for f16, which rounds the bias to 11 bits: at most as coarsely as 8 bits round a key without a bias.
+/// As [`LARGEST_FOR_Q8`], for f16, which rounds the bias to 11 bits: at most as coarsely as 8 bits round a key without
+/// a bias.
 const LARGEST_FOR_F16: f64 = 32.0;
 
 impl Gpt {
-    /// The dtype of each layer in a KV cache of `dtype`. It is another one only with `q8`, in layers whose keys have large
-    /// biases: f16 or f32, by how large they are.
+    /// The dtype of each layer in a KV cache of `dtype`. It differs from `dtype` only with `q8`, in layers whose keys
+    /// have large biases: f16 or f32, depending on their size.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
@@ -83,8 +85,8 @@ fn dtype_for(ratio: f64) -> KvDtype {
 }
 
 impl Block {
-    /// The largest bias of a key, divided by the root mean square of the key without it; the largest such number of all key
-    /// heads. A norm's bias times the matrix is a bias too, and so is the bias of the norm of keys.
+    /// The ratio between the largest bias of a key and the root mean square of the key without it; the largest ratio of
+    /// all key heads. Also counts the bias of the input norm times the matrix, and the bias of the norm of keys.
     fn largest_key_bias(&self, layer: usize, config: &GptConfig) -> Result<f64> {
         let parts = self.operands(layer, config, None, &[], None);
         let Some(Sublayer { in_norm, inner: Mixer::Attention(attention), .. }) = parts.mixer else { return Ok(0.0) };
@@ -110,7 +112,7 @@ impl Block {
         }
         let bias = qkv.bias.clone().map(vector).transpose()?;
         let norm_bias = norm_bias.map(vector).transpose()?;
-        // What the matrix is multiplied by has a root mean square of 1 before the norm's weight.
+        // Normalized inputs have a root mean square of 1 before the norm's weight.
         let norm_weight: Vec<f64> = match in_norm {
             Some(NormParts { weight, options, .. }) => {
                 vector(weight)?.into_iter().map(|weight| f64::from(weight + options.weight_offset)).collect()

@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl CausalSelfAttention {
-    /// What makes queries, keys and values, of a model of `config`.
+    /// Reads the projections to queries, keys and values for a model of `config`.
     pub(super) fn qkv<'a>(
         &'a self,
         config: &GptConfig,
@@ -23,7 +23,7 @@ impl CausalSelfAttention {
 }
 
 impl LatentProjections {
-    /// The operands of the projections, which are as `config` says.
+    /// The operands of the projections, with the sizes in `config`.
     pub(super) fn operands<'a>(
         &'a self,
         config: &GptConfig,

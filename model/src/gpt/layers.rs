@@ -14,8 +14,8 @@ use crate::{
     ops::{self, Dtype, LinearParts, NormOptions, NormParts, Precision, RouterParts, ShortConv, Weight},
 };
 
-/// A part of a model: a layer with parameters, or one of the [`modules`] that have parts. What a model has, and in which
-/// shapes, is described by [`part_specs`](crate::gpt::param_specs::part_specs).
+/// A part of a model: a layer with parameters, or one of the [`modules`] that have parts.
+/// [`part_specs`](crate::gpt::param_specs::part_specs) describes which parts a model has, and their shapes.
 pub(crate) trait Part: Sized {
     /// Reads the part at `path`.
     fn read(path: &str, params: &mut ParamSource<'_>) -> Result<Self>;
@@ -27,7 +27,7 @@ pub(crate) trait Part: Sized {
     fn list_linears_mut<'a>(&'a mut self, _path: &str, _list: &mut Vec<(String, &'a mut Linear)>) {}
 }
 
-/// What a model lists of its parts, with paths.
+/// A list of a model's parts, with paths.
 #[derive(Debug, Default)]
 pub(crate) struct PartList<'a> {
     pub(crate) params: ParamList<'a>,
@@ -85,9 +85,10 @@ pub(crate) fn path_of(path: &str, part: &str) -> String {
     if path.is_empty() { part.to_owned() } else { format!("{path}.{part}") }
 }
 
-/// Defines modules that consist of [`Part`]s: Burn's module, and how it is read and listed. A field's name is the part's name
-/// in [`part_specs`](crate::gpt::param_specs::part_specs), and `Option` stands for a part that not every architecture or layer has.
-/// Burn's own visitor would not do: it does not see matrices that do not train, and lends tensors only while it visits them.
+/// Defines modules that consist of [`Part`]s: Burn's module, and how it is read and listed. A field's name is the
+/// part's name in [`part_specs`](crate::gpt::param_specs::part_specs), and an `Option` is a part that not every
+/// architecture or layer has. Burn's own visitor is not enough: it does not see matrices that do not train, and lends
+/// tensors only during the visit.
 macro_rules! modules {
     ($($(#[$meta:meta])* $vis:vis struct $module:ident {
         $($(#[$part_meta:meta])* $part:ident: $kind:ty,)+
@@ -174,7 +175,7 @@ impl Linear {
         self.lora = lora;
     }
 
-    /// The operands. `dropout_seed` is that of the pass, if it trains; `adapters` update some rows each.
+    /// The operands. `dropout_seed` is the pass's seed, if it trains; each of `adapters` updates some rows.
     pub(crate) fn parts<'a>(&'a self, dropout_seed: Option<u64>, adapters: &'a [AdapterRows]) -> LinearParts<'a> {
         LinearParts {
             weight: &self.weight,
@@ -185,14 +186,14 @@ impl Linear {
     }
 }
 
-/// A small matrix that decides, such as which experts a row goes through; never rounded.
+/// A small matrix for routing, such as the one that chooses the experts of a row; never rounded.
 #[derive(Module, Debug)]
 pub(crate) struct Router {
     pub(crate) weight: Weight,
     pub(crate) bias: Option<Param<Tensor<1>>>,
     // Not learned by gradients.
     pub(crate) selection_bias: Option<Tensor<1>>,
-    // Factors of what the chosen experts compute.
+    // Factors of the experts' outputs.
     pub(crate) expert_scale: Option<Param<Tensor<1>>>,
 }
 
@@ -254,7 +255,7 @@ impl Conv {
     }
 }
 
-/// What the decays of a recurrence's heads are made of, and in Mamba-2 the factors of values that skip the state.
+/// Parameters of the decays of a recurrence's heads, and in Mamba-2 the factors of values that skip the state.
 #[derive(Module, Debug)]
 pub(crate) struct Decays {
     pub(crate) a_log: Param<Tensor<1>>,
@@ -278,7 +279,7 @@ impl Part for Decays {
     }
 }
 
-/// The output matrix: its own or the embedding, and in few architectures a bias.
+/// The output matrix: its own or the embedding's, with a bias in few architectures.
 #[derive(Module, Debug)]
 pub(crate) struct LmHead {
     pub(crate) weight: Option<Weight>,
@@ -317,7 +318,7 @@ impl Embedding {
     }
 }
 
-/// What distances add to scores: a row for each bucket.
+/// Relative position bias of the scores: a row for each bucket.
 #[derive(Module, Debug)]
 pub(crate) struct Relative {
     weight: Weight,
@@ -344,7 +345,7 @@ impl Relative {
     }
 }
 
-/// A few numbers of a layer: those of its [`xielu`](ops::xielu), or the sinks of its heads.
+/// A vector of a layer: the parameters of its [`xielu`](ops::xielu), or the sinks of its heads.
 #[derive(Module, Debug)]
 pub(crate) struct Vector {
     weight: Param<Tensor<1>>,
@@ -394,7 +395,7 @@ impl Scale {
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
     weight: Option<Param<Tensor<1>>>,
-    /// Stands for the weight where the architecture has none: the operations want one.
+    /// Ones, used if the architecture has no weight: the operations require one.
     ones: Option<Tensor<1>>,
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]

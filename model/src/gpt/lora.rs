@@ -38,7 +38,8 @@ pub struct MatrixUpdate {
 }
 
 impl LoraValues {
-    /// Checks that the adapter updates only `matrices`, paths with dimensions, and by values of their sizes.
+    /// Checks that the adapter updates only `matrices`, paths with dimensions, and that the updates have matching
+    /// sizes.
     ///
     /// # Errors
     /// [`Error::Param`], with the matrix.
@@ -85,7 +86,7 @@ impl MatrixUpdate {
 /// one.
 #[derive(Debug)]
 pub struct LoadedAdapter {
-    /// Of the model's linear layers, in their order.
+    /// The updates of the model's linear layers, in their order.
     matrices: Vec<Option<LoraMatrix>>,
 }
 
@@ -110,7 +111,7 @@ impl LoadedAdapter {
     }
 }
 
-/// The rows of a step whose sequences have the same adapter.
+/// The rows of a step whose sequences use the same adapter.
 #[derive(Clone, Debug)]
 pub(crate) struct AdapterRows {
     adapter: Arc<LoadedAdapter>,
@@ -128,7 +129,8 @@ impl AdapterRows {
     }
 }
 
-/// The updates of the matrix of a linear layer, by its place among those of the model, by the adapters of a step.
+/// The updates of a linear layer's matrix by the adapters of a step. `linear` is the layer's index among the model's
+/// linear layers.
 pub(crate) fn row_updates(step: &[AdapterRows], linear: usize) -> Vec<RowUpdate<'_>> {
     let updates = step.iter().filter_map(|AdapterRows { adapter, rows }| {
         Some(RowUpdate { rows, matrix: adapter.matrices.get(linear)?.as_ref()? })
@@ -154,8 +156,8 @@ impl Lora {
         Self { values: Param::from_tensor(values), shape: update.shape.clone(), dropout }
     }
 
-    /// The operand. `linear` is the place of the matrix among the model's linear layers, `dropout_seed` that of the pass, if it
-    /// trains.
+    /// The operand. `linear` is the index of the matrix among the model's linear layers, `dropout_seed` the pass's
+    /// seed, if it trains.
     pub(crate) fn parts(&self, linear: usize, dropout_seed: Option<u64>) -> LoraParts {
         let place = FIRST_PLACE + linear as u32;
         let of_seed = |seed| Dropout { probability: self.dropout, seed, place };

@@ -14,7 +14,7 @@ impl Gpt {
     /// the rows, or the weighted sum if the targets have weights.
     ///
     /// # Panics
-    /// When there are not as many targets, or weights, as rows.
+    /// When the number of targets or weights is not the number of rows.
     pub fn loss(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Tensor<1> {
         self.losses(hidden, targets, 0.0).objective
     }
@@ -29,8 +29,9 @@ impl Gpt {
         self.smoothed_losses(hidden, targets, [z_loss, 0.0])
     }
 
-    /// As [`losses`](Self::losses), with label smoothing: of what a target counts, the share `label_smoothing` is spread evenly over
-    /// all tokens ([Szegedy et al., 2015](https://arxiv.org/abs/1512.00567), 7). The cross entropy is reported without it.
+    /// As [`losses`](Self::losses), with label smoothing: the share `label_smoothing` of a target's probability is
+    /// spread evenly over all tokens ([Szegedy et al., 2015](https://arxiv.org/abs/1512.00567), 7). The cross entropy
+    /// is reported without it.
     ///
     /// # Panics
     /// As [`loss`](Self::loss).
@@ -49,7 +50,7 @@ impl Gpt {
     /// autodiff.
     ///
     /// # Panics
-    /// When there are not as many shares as rows.
+    /// When the number of shares is not the number of rows.
     pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
         let [hidden, former] = [hidden, former].map(|hidden| self.output_input(hidden));
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
@@ -62,7 +63,7 @@ impl Gpt {
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     ///
     /// # Panics
-    /// When there are not as many targets as rows.
+    /// When the number of targets is not the number of rows.
     pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
         let Targets { ids, weights } = targets.into();
         let targets = (read_ids(ids)?, weights);

@@ -1,4 +1,4 @@
-//! The parts of an architecture and their parameters, without tensors: the only list of them.
+//! The parts of an architecture and their parameters, without tensors. This is the only list of them.
 
 use crate::config::{
     Experts, GatedDeltaNet, GptConfig, LatentAttention, MAX_LAYERS, Mamba2, NormPosition, PerLayerInputs, QkNormSpan,
@@ -60,14 +60,14 @@ pub(crate) enum PartKind {
     Embedding,
     /// A matrix of a block, which an adapter can update.
     Linear,
-    /// A small matrix that decides, such as which experts a row goes through. It is never rounded.
+    /// A small matrix for routing, such as the one that chooses the experts of a row. It is never rounded.
     Router,
     Norm,
     /// The numbers of an activation.
     Activation,
-    /// What distances add to scores: a row for each bucket, with a number for each head. It is never rounded.
+    /// Relative position bias of the scores: a row for each bucket, with a number for each head. It is never rounded.
     Relative,
-    /// A score for each head, of what has no value.
+    /// Attention sinks: a score for each head, without a value.
     Sinks,
     /// The factor of a block's output.
     Scale,
@@ -117,16 +117,16 @@ impl PartSpec {
     }
 }
 
-/// xIELU's four numbers in the form that is stored: what the softplus of is the factor above 0, and is the factor below 0 but
-/// for `beta`; `beta`, the slope at 0; and `eps`, where the exponential begins. The last two do not train.
+/// The four stored parameters of xIELU: the inverse softplus of the factor above 0; the inverse softplus of the factor
+/// below 0 minus `beta`; `beta`, the slope at 0; and `eps`, where the exponential begins. The last two do not train.
 const XIELU: [f32; 4] = [0.203_597, -1.050_226, 0.5, -1e-6];
 
 fn param(path: &str, name: &str, shape: Vec<usize>, init: Init) -> ParamSpec {
     ParamSpec { path: format!("{path}.{name}"), shape, init }
 }
 
-/// Every part of the architecture, in the order of the model. The fields of the model's modules have these names, and read
-/// and list what is described here: see [`modules`](crate::gpt::layers::modules).
+/// Every part of the architecture, in the order of the model. The fields of the model's modules have these names, and
+/// are read and listed by these specifications: see [`modules`](crate::gpt::layers::modules).
 pub(crate) fn part_specs(config: &GptConfig) -> Vec<PartSpec> {
     let [before, after] = specs_outside(config);
     let encoder = config.encoder.iter().flat_map(|encoder| encoder_specs(encoder));
@@ -252,7 +252,7 @@ fn block_specs(config: &GptConfig, layer: usize) -> Vec<PartSpec> {
     parts
 }
 
-/// What is computed after the MLP.
+/// The parts after the MLP.
 fn end_specs(config: &GptConfig) -> Vec<PartSpec> {
     let per_layer = config.per_layer_inputs.map(|PerLayerInputs { width, .. }| {
         let gate = [width, config.d_model];
@@ -271,7 +271,7 @@ fn scale_spec() -> PartSpec {
     PartSpec { path: "scale".into(), kind: PartKind::Scale, layer: None, width: 1, params }
 }
 
-/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before it and behind it. The MLP may have attention's.
+/// The norms of a block's mixer (`attn`) or MLP (`mlp`): before and after it. The MLP may share attention's.
 fn norm_specs(config: &GptConfig, sublayer: &str) -> [Option<PartSpec>; 2] {
     let norm = |place| PartSpec::norm(config, &format!("{sublayer}_{place}"), config.d_model, config.norm_bias);
     let has_own = sublayer == "attn" || !config.shared_norm;
@@ -479,7 +479,7 @@ pub(crate) fn linear_specs(config: &GptConfig) -> impl Iterator<Item = PartSpec>
     part_specs(config).into_iter().filter(|part| part.kind == PartKind::Linear)
 }
 
-/// In the paths of experts that a router chooses.
+/// Path component of routed experts.
 pub const ROUTED: &str = ".experts.routed.";
 
 /// The linear layers of the blocks, with the dimensions `[d_out, d_in]` of their matrices, in the order of the model.
@@ -536,7 +536,7 @@ impl GptConfig {
         let of_norms = |sublayer| {
             norm_specs(self, sublayer).iter().flatten().map(|norm| of_parts(std::slice::from_ref(norm))).sum()
         };
-        // Invalid sizes have no lists of layers that are as long as they say.
+        // A configuration with invalid sizes may state any number of layers.
         let layers = || 0..self.n_layers.min(MAX_LAYERS);
         let has_dense =
             |layer: &usize| self.has_mlp(*layer) && self.experts_of(*layer).is_none_or(|experts| experts.beside_mlp);

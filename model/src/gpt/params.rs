@@ -66,7 +66,7 @@ pub(crate) struct ParamSource<'a> {
     parts: HashMap<String, PartSpec>,
     /// The paths of parts, and of the modules that contain them.
     paths: HashSet<String>,
-    /// The places of linear layers among all of them, by path.
+    /// The index of each linear layer among all of them, by path.
     linears: HashMap<String, usize>,
     read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
@@ -84,7 +84,7 @@ impl<'a> ParamSource<'a> {
         Self::of_parts(part_specs(config), config, dtype, device, read)
     }
 
-    /// The same for a model of other parts than those that `config` describes.
+    /// As [`new`](Self::new), for a model with other parts than `config` describes.
     pub(crate) fn of_parts(
         parts: Vec<PartSpec>,
         config: &'a GptConfig,
@@ -111,13 +111,13 @@ impl<'a> ParamSource<'a> {
         self.paths.contains(path)
     }
 
-    /// The configuration of the module at `path`: that of the model, or of its encoder.
+    /// The configuration of the module at `path`: the model's, or its encoder's.
     pub(crate) fn config_of(&self, path: &str) -> &'a GptConfig {
         let is_of_encoder = path.split('.').next() == Some(ENCODER);
         self.config.encoder.as_deref().filter(|_| is_of_encoder).unwrap_or(self.config)
     }
 
-    /// The place of a linear layer among those of the model.
+    /// The index of a linear layer among the model's.
     pub(crate) fn linear_index(&self, path: &str) -> usize {
         self.linears.get(path).copied().unwrap_or_else(|| undescribed(path))
     }
@@ -146,7 +146,7 @@ impl<'a> ParamSource<'a> {
         weight.map(Some)
     }
 
-    /// A parameter of the part at `path` that is no matrix, such as `bias`. `None` if the part has none.
+    /// A parameter, other than a matrix, of the part at `path`, such as `bias`. `None` if the part has none.
     pub(crate) fn tensor<const D: usize>(&mut self, part: &str, name: &str) -> Result<Option<Param<Tensor<D>>>> {
         let Some((path, data)) = self.data(part, name)? else { return Ok(None) };
         match data {

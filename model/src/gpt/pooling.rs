@@ -28,7 +28,7 @@ pub enum Pooling {
     Max,
     /// The first token's, which encoders train for this ([BERT](https://arxiv.org/abs/1810.04805), 3).
     Cls,
-    /// None: each token keeps its own vector, and these follow each other.
+    /// None: each token keeps its own vector; the vectors are concatenated.
     Tokens,
 }
 
@@ -38,19 +38,19 @@ impl Pooling {
         [("mean", Self::Mean), ("last", Self::Last), ("max", Self::Max), ("cls", Self::Cls)];
 }
 
-/// How the files of a model say that the hidden states of a text become a vector.
+/// The pooling of a text's hidden states, as the files of a model state it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum OwnPooling {
-    /// They say nothing.
+    /// The files do not state it.
     #[default]
     Unstated,
-    /// In this way.
+    /// With this pooling.
     As(Pooling),
-    /// In this way, and then through these layers.
+    /// With this pooling, followed by these layers.
     Layered(Pooling, Arc<[DenseLayer]>),
     /// Not at all: each token has a vector.
     Late(Arc<LateInteraction>),
-    /// In a way that is not supported: a clause that names the file and the way.
+    /// An unsupported pooling: a clause that names the file and the pooling.
     Unsupported(String),
 }
 
@@ -65,7 +65,7 @@ pub struct DenseLayer {
     pub d_in: usize,
     /// Its activation.
     pub activation: DenseActivation,
-    /// The weight and the epsilon of a LayerNorm behind it.
+    /// The weight and the epsilon of a LayerNorm after it.
     pub norm: Option<(Vec<f32>, f64)>,
 }
 
@@ -122,11 +122,11 @@ pub enum PairForm {
     /// As the tokenizer joins them.
     #[default]
     Joined,
-    /// Within a text: what is before the first, between them, and behind the second.
+    /// Within a text: the strings before the first text, between the texts, and after the second.
     Within([String; 3]),
 }
 
-/// What turns hidden states into scores of classes, or of a pair of texts.
+/// Turns hidden states into scores of classes, or of a pair of texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Classifier {
     /// Which hidden states it reads.
@@ -135,20 +135,20 @@ pub struct Classifier {
     pub layers: Arc<[DenseLayer]>,
     /// The names of the classes, in the order of the last layer's outputs.
     pub labels: Vec<String>,
-    /// What these become.
+    /// How the outputs become scores.
     pub scores: ClassScores,
     /// How it reads a pair of texts.
     pub pair_form: PairForm,
 }
 
-/// What the outputs of a classifier become.
+/// How the outputs of a classifier become scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClassScores {
-    /// Probabilities of classes of which one applies.
+    /// Probabilities of mutually exclusive classes.
     Softmax,
     /// A probability each.
     Sigmoid,
-    /// Nothing else.
+    /// The outputs themselves.
     Logits,
 }
 
@@ -175,7 +175,7 @@ impl Classifier {
     }
 }
 
-/// What is done to a pooled vector.
+/// Post-processing of a pooled vector.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VectorSteps {
     /// Layers, one after the other.
@@ -249,8 +249,8 @@ impl Pool {
         }
     }
 
-    /// The pooled vector after `steps`, without layers `[d_model]`; empty if there were no rows. Of [`Pooling::Tokens`], the vectors
-    /// of all rows, each after `steps`.
+    /// The pooled vector after `steps`: `[d_model]` if these have no layers; empty if there were no rows. With
+    /// [`Pooling::Tokens`], the vectors of all rows, each after `steps`.
     pub fn into_vector(self, steps: &VectorSteps) -> Vec<f32> {
         match self.pooling {
             Pooling::Tokens => {
@@ -284,7 +284,7 @@ mod tests {
     fn pooled(pooling: Pooling, scale: VectorScale) -> Vec<f32> {
         let mut pool = Pool::new(pooling);
         pool.add_from(0, &[1.0, -4.0, 2.0, -2.0], 2).unwrap();
-        // The second row is passed again and must count once.
+        // The second row is passed twice and must count once.
         pool.add_from(1, &[2.0, -2.0, 0.0, 0.0], 2).unwrap();
         assert_eq!(pool.n_rows(), 3);
         pool.into_vector(&VectorSteps { scale, ..VectorSteps::default() })

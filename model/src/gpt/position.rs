@@ -17,8 +17,8 @@ pub fn rope_angles(positions: &[usize], rope: &Rope, max_seq_len: usize) -> Vec<
 }
 
 /// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
-/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a model with a
-/// context of `max_seq_len`.
+/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled by [`RopeScaling`] for a model with a context of
+/// `max_seq_len`.
 pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
     let dim = rope.rotary_dim as f64;
     let radii = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| (theta as f32).powf((2 * i) as f32 / dim as f32));
@@ -30,14 +30,15 @@ pub fn rope_frequencies(rope: &Rope, max_seq_len: usize) -> Vec<f32> {
             let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
             let turns = |f: f32| original_max_seq_len as f32 * f / std::f32::consts::TAU;
             let scale = |f: f32| {
-                // Fraction of the unscaled frequency: 0 below `low` turns over the original context, 1 above `high`.
+                // Fraction of the unscaled frequency: 0 below `low` rotations over the original context, 1 above
+                // `high`.
                 let share = ((turns(f) - low) / (high - low)).clamp(0.0, 1.0);
                 (1.0 - share) * f / factor + share * f
             };
             plain(rope.theta).map(scale).collect()
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
-            // The dimension, as a real number, that has `beta` turns over the original context.
+            // The dimension, as a real number, that makes `beta` rotations over the original context.
             let dimension = |beta: f64| {
                 dim * (original_max_seq_len as f64 / (beta * std::f64::consts::TAU)).ln() / (2.0 * rope.theta.ln())
             };

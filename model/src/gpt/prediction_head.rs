@@ -1,5 +1,5 @@
-//! Multi-token prediction heads ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2.2), as Qwen 3.5 and Qwen 3 Next have one:
-//! a layer behind the others that predicts one token further. Its predictions serve as drafts.
+//! Multi-token prediction heads ([DeepSeek-V3](https://arxiv.org/abs/2412.19437), 2.2), as Qwen 3.5 and Qwen 3 Next
+//! have one: an extra layer after the model's that predicts one token further. Its predictions serve as drafts.
 
 use burn::tensor::{Int, Tensor};
 
@@ -25,7 +25,7 @@ modules! {
         linear: Linear,
     }
 
-    /// What a head has of its own, in a model beside which it trains.
+    /// The parameters of a prediction head that trains beside its model.
     pub(super) struct PredictionLayer {
         join: Join,
         blocks: Vec<Block>,
@@ -33,14 +33,14 @@ modules! {
     }
 }
 
-/// In the paths of a head that trains beside its model.
+/// Path prefix of a head that trains beside its model.
 pub(crate) const OF_HEAD: &str = "prediction.";
 
-/// A prediction head. Its input is a row of the model, the [hidden state](Gpt::forward) and the token that follows; its output
-/// is a hidden state of which [`logits`](Self::logits) predict the token after that. It may be the hidden state of the next
-/// row's input in place of the model's, to predict further.
+/// A prediction head. The input of a row is the model's [hidden state](Gpt::forward) and the token that follows; the
+/// output is a hidden state whose [`logits`](Self::logits) predict the token after that. To predict further, the output
+/// can be the next row's input in place of the model's hidden state.
 ///
-/// The head attends to its own rows, those before. The embedding and the output matrix are the model's, in the same memory.
+/// The head attends to its own earlier rows. The embedding and the output matrix are the model's, in the same memory.
 #[derive(Debug)]
 pub struct PredictionHead {
     join: Join,
@@ -73,9 +73,9 @@ impl PredictionHead {
     /// A head of `gpt` with random weights, as [`Gpt::init`] makes them.
     ///
     /// # Errors
-    /// The head has no such layer.
+    /// The model's architecture cannot have a prediction head.
     pub fn init(gpt: &Gpt, seed: u64) -> Result<Self> {
-        // Behind those of the model.
+        // The numbers of its tensors follow those of the model.
         let mut tensor = param_specs(&gpt.config).len() as u32;
         Self::from_params(gpt, Dtype::F32, &mut |spec| {
             tensor += 1;
@@ -115,7 +115,7 @@ impl PredictionHead {
         self.body.logits(hidden)
     }
 
-    /// [`Gpt::losses`] of its hidden states, and of the tokens after the next ones.
+    /// [`Gpt::losses`] of its hidden states and the tokens after the next ones.
     ///
     /// # Panics
     /// As [`Gpt::losses`].
@@ -139,14 +139,14 @@ impl PredictionHead {
 }
 
 impl Gpt {
-    /// The model with a head that trains beside it, and is saved with it.
+    /// The model with a head that trains beside it and is saved with it.
     #[must_use]
     pub fn with_prediction_head(self, head: PredictionHead) -> Self {
         let PredictionHead { join, body: Self { blocks, norm, .. } } = head;
         Self { prediction: Some(PredictionLayer { join, blocks, norm }), ..self }
     }
 
-    /// The head that trains beside the model, if there is one. Its parameters are the model's.
+    /// The head that trains beside the model, if there is one. It shares its parameters with the model.
     pub fn prediction_head(&self) -> Option<PredictionHead> {
         let PredictionLayer { join, blocks, norm } = self.prediction.clone()?;
         let body = Self {
@@ -168,7 +168,7 @@ impl Gpt {
         Some(PredictionHead { join, body })
     }
 
-    /// The parameters of the head that trains beside the model; none without one.
+    /// The parameters of the head that trains beside the model; empty without one.
     pub(crate) fn prediction_specs(&self) -> Vec<ParamSpec> {
         let head = self.prediction.as_ref().map(|_| prediction_parts(&self.config));
         let specs = head.into_iter().flatten().flat_map(|part| part.params);
@@ -176,7 +176,7 @@ impl Gpt {
     }
 }
 
-/// The parts that a head of a model of `config` has of its own, with paths within the head.
+/// The parts that a prediction head does not share with a model of `config`, with paths within the head.
 fn prediction_parts(config: &GptConfig) -> Vec<PartSpec> {
     let config = config.of_prediction_head();
     let own =
@@ -184,15 +184,16 @@ fn prediction_parts(config: &GptConfig) -> Vec<PartSpec> {
     own.chain(join_specs(&config)).collect()
 }
 
-/// The linear layers of a head that trains beside a model of `config`, as [`linear_dims`](super::linear_dims) has the model's.
+/// The linear layers of a head that trains beside a model of `config`, in the form of
+/// [`linear_dims`](super::linear_dims).
 pub fn prediction_linear_dims(config: &GptConfig) -> Vec<(String, [usize; 2])> {
     let linears = prediction_parts(config).into_iter().filter(|part| part.kind == PartKind::Linear);
     linears.map(|part| (format!("{OF_HEAD}{}", part.path), part.matrix_dims())).collect()
 }
 
 impl GptConfig {
-    /// The configuration of the one layer that a prediction head of the model has, with the embedding and the output matrix that
-    /// the two share. The layer attends; if layers of the model have experts, it has them too.
+    /// The configuration of the model's prediction head: one layer, with the embedding and the output matrix shared
+    /// with the model. The layer has attention, and experts if layers of the model have experts.
     #[must_use]
     pub fn of_prediction_head(&self) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! Training passes that keep only the input of each block: the rest is computed again in the backward pass
-//! ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+//! Training passes that keep only the input of each block (gradient checkpointing): everything else is recomputed in
+//! the backward pass ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
 
 use std::slice::from_ref;
 
@@ -13,26 +13,26 @@ use crate::gpt::{
     forward_pass::{AttentionContext, ForwardPass},
 };
 
-/// A forward pass whose blocks are computed again in the backward pass, one at a time.
+/// A forward pass whose blocks are recomputed in the backward pass, one at a time.
 #[derive(Debug)]
 pub struct RecomputedPass<'a> {
     gpt: &'a Gpt,
     pass: ForwardPass<'a>,
-    /// What enters the first block.
+    /// The input of the first block.
     embedded: Tensor<2>,
-    /// What all blocks read a part of.
+    /// The per-layer inputs of all blocks.
     per_layer: Option<Tensor<2>>,
-    /// What enters each block but the last, without autodiff.
+    /// The input of each block except the last, without autodiff.
     inputs: Vec<Tensor<2>>,
-    /// What enters the last one, which is kept: its backward pass comes first.
+    /// The input of the last block, which is kept: its backward pass comes first.
     last_input: Tensor<2>,
-    /// The losses of the routers of all blocks but the last, which the objective does not have.
+    /// The losses of the routers of all blocks except the last, which are not part of the objective.
     router_losses: Option<RouterLosses>,
 }
 
 impl Gpt {
-    /// [`forward`](Self::forward) on an autodiff device, and what its backward pass needs. `context` is called twice and gives
-    /// the same each time.
+    /// [`forward`](Self::forward) on an autodiff device, with the data that its backward pass needs. `context` is
+    /// called twice and must return the same each time.
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -45,9 +45,10 @@ impl Gpt {
         (hidden, pass)
     }
 
-    /// The same, and what the routers say, if they are wanted. Only the last block's may be given to
-    /// [`RouterLosses::objective`](crate::gpt::RouterLosses::objective), and only those have gradients; the losses of the others
-    /// are then for [`with_router_losses`](RecomputedPass::with_router_losses).
+    /// As [`forward_recomputed`](Self::forward_recomputed), with the router logits if they are wanted. Only the last
+    /// block's logits have gradients, and only they may be passed to
+    /// [`RouterLosses::objective`](crate::gpt::RouterLosses::objective); pass the losses of the others to
+    /// [`with_router_losses`](RecomputedPass::with_router_losses).
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -61,7 +62,7 @@ impl Gpt {
         let mut pass = ForwardPass::new(self.config(), context(), &device);
         let embedded = self.embed_input(token_ids, &mut pass);
         let per_layer = pass.per_layer.take();
-        // On the same device, so that the same operations run, but nothing is recorded.
+        // On the same device, so that the same operations run, but without recording.
         let unrecorded = self.clone().no_grad();
         let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
         unrecorded_pass.per_layer = per_layer.clone().map(|rows| Tensor::from_inner(rows.inner()));
@@ -87,7 +88,7 @@ impl Gpt {
 }
 
 impl RecomputedPass<'_> {
-    /// Adds the losses of the routers of all blocks but the last.
+    /// Adds the losses of the routers of all blocks except the last.
     #[must_use]
     pub fn with_router_losses(self, router_losses: Option<RouterLosses>) -> Self {
         Self { router_losses, ..self }
@@ -121,7 +122,7 @@ impl RecomputedPass<'_> {
             add_gradients_of(from_ref(&self.pass.per_layer), &mut of_per_layer, &mut gradients);
             visit(gradients);
         }
-        // Beside an adapter, embeddings do not train, but the projection of them for each block may.
+        // With an adapter, embeddings do not train, but their projection to per-layer inputs may.
         let [of_per_layer] = of_per_layer;
         let inputs = [(self.embedded, of_output)].into_iter().chain(self.per_layer.zip(of_per_layer));
         let trained: Vec<_> = inputs.filter(|(rows, _)| rows.is_tracked()).collect();
@@ -131,12 +132,12 @@ impl RecomputedPass<'_> {
     }
 }
 
-/// A tensor whose gradient is known after the backward pass of what is computed from it.
+/// A leaf tensor, whose gradient is available after the backward pass of everything computed from it.
 fn as_leaf(tensor: Tensor<2>) -> Tensor<2> {
     Tensor::from_inner(tensor.inner()).require_grad()
 }
 
-/// Adds the gradients of what layers share: keys and values, or the tensor of their inputs.
+/// Adds the gradients of tensors that layers share: keys and values, or the per-layer inputs.
 fn add_gradients_of(leaves: &[Option<Tensor<2>>], sums: &mut [Option<Tensor<2>>], gradients: &mut Gradients) {
     for (leaf, sum) in leaves.iter().zip(sums) {
         if let Some(gradient) = leaf.as_ref().and_then(|leaf| leaf.grad_remove(gradients)) {
@@ -148,14 +149,14 @@ fn add_gradients_of(leaves: &[Option<Tensor<2>>], sums: &mut [Option<Tensor<2>>]
     }
 }
 
-/// The gradient of what enters a block: it requires one, and the block adds to it.
+/// The gradient of a block's input, which must have one: the input requires it, and the block uses the input.
 fn gradient_of(input: &Tensor<2>, gradients: &mut Gradients) -> Tensor<2> {
     input.grad_remove(gradients).unwrap_or_else(|| unreachable!("the input of a block without a gradient"))
 }
 
-/// The backward pass from tensors whose gradients are known, and from a loss beside them.
+/// The backward pass from tensors with known gradients, and from an additional loss.
 fn backward_from(outputs: Vec<(Tensor<2>, Tensor<2>)>, loss: Option<Tensor<1>>) -> Gradients {
-    // The derivative of this sum with respect to an output is its gradient to the bit.
+    // The derivative of this sum with respect to each output is exactly its gradient.
     let sums = outputs.into_iter().map(|(output, gradient)| (output * Tensor::from_inner(gradient)).sum());
     let sum = sums.chain(loss).reduce(|sum, other| sum + other);
     sum.unwrap_or_else(|| unreachable!("a block has an output")).backward()

@@ -49,7 +49,7 @@ impl RecurrentLayer {
     }
 }
 
-/// What the layer makes of the normalized rows `x [n_rows, d_model]`, before its last matrix.
+/// The layer's output for the normalized rows `x [n_rows, d_model]`, before its output projection.
 pub(super) fn recur(x: Tensor<2>, layer: &Recurrent<LinearParts<'_>>, pass: RecurrentPass<'_>) -> Tensor<2> {
     let RecurrentPass { rows, mut states } = pass;
     let [n_rows, _] = x.dims();

@@ -13,49 +13,50 @@ use crate::{
 /// Weights of the losses of routers in the objective; 0: off.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RouterLossWeights {
-    /// Of the load-balancing loss ([Switch Transformers](https://arxiv.org/abs/2101.03961), 2.2): over all rows of all layers with
-    /// experts, the number of experts times the sum of each one's share of choices times its mean probability. A row's choices
-    /// are those of the largest probabilities, without a bias. It is `n_active` if all experts are used alike.
+    /// Weight of the load-balancing loss ([Switch Transformers](https://arxiv.org/abs/2101.03961), 2.2). Over all rows
+    /// of all layers with experts, it is the number of experts times the sum over experts of the share of choices times
+    /// the mean probability. A row's choices are the largest probabilities, without a bias. The loss is `n_active` if
+    /// all experts are used alike.
     pub balance: f64,
-    /// Of the mean square of the logarithm of the softmax's denominator over the same rows ([ST-MoE](https://arxiv.org/abs/2202.08906),
-    /// 2.2).
+    /// Weight of the z-loss: the mean square of the logarithm of the softmax's denominator, over the same rows
+    /// ([ST-MoE](https://arxiv.org/abs/2202.08906), 2.2).
     pub z: f64,
 }
 
 impl RouterLossWeights {
-    /// Whether there are none.
+    /// Whether both weights are 0.
     pub fn are_zero(self) -> bool {
         self == Self::default()
     }
 }
 
-/// What the routers of a pass say: `[n_rows, n_experts]` of each layer with experts.
+/// The router logits of a pass: `[n_rows, n_experts]` for each layer with experts.
 #[derive(Clone, Debug, Default)]
 pub struct RouterLogits(pub(crate) Vec<Tensor<2>>);
 
 impl RouterLogits {
-    /// Those of these routes.
+    /// The logits in these routes.
     pub(crate) fn of(routes: Option<Vec<Routes>>) -> Self {
         Self(routes.into_iter().flatten().map(|routes| routes.logits).collect())
     }
 
-    /// Those of these layers, and of others.
+    /// The logits of these layers, followed by the other layers'.
     #[must_use]
     pub fn with(&self, others: &Self) -> Self {
         Self(self.0.iter().chain(&others.0).cloned().collect())
     }
 }
 
-/// The losses of routers over a micro-batch. Each layer's part follows from its own outputs, and from how often all layers choose
-/// each expert, which has no gradient.
+/// The losses of routers over a micro-batch. Each layer's part depends on its own logits, and on how often each expert
+/// is chosen over all layers, which has no gradient.
 #[derive(Clone, Debug)]
 pub struct RouterLosses {
     weights: RouterLossWeights,
     /// Each expert's choices per row, `[n_experts, 1]`.
     choices: Tensor<2>,
-    /// Which rows count, `[n_rows, 1]`; all without.
+    /// The rows that count, `[n_rows, 1]`; `None`: all.
     counted: Option<Tensor<2>>,
-    /// Rows that count, of all layers together.
+    /// Number of counted rows, over all layers.
     n_rows: f64,
     /// How often each expert is chosen.
     pub counts: Vec<u64>,
@@ -64,7 +65,7 @@ pub struct RouterLosses {
 }
 
 impl Gpt {
-    /// [`forward`](Self::forward), and what the routers say.
+    /// [`forward`](Self::forward), with the router logits.
     ///
     /// # Panics
     /// As [`forward`](Self::forward).
@@ -80,13 +81,13 @@ impl Gpt {
         (hidden, RouterLogits::of(pass.routes))
     }
 
-    /// The losses of routers that say `logits`. Rows that are not `counted` are left out. `None` if nothing is left.
+    /// The losses of router `logits`. Rows that are not `counted` are skipped. `None` if no rows are left.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     ///
     /// # Panics
-    /// When there are not as many flags as rows.
+    /// When the number of flags is not the number of rows.
     pub fn router_losses(
         &self,
         logits: &RouterLogits,
@@ -134,7 +135,7 @@ fn by_probability(experts: &Experts) -> Routing {
 }
 
 impl RouterLosses {
-    /// The same times a factor.
+    /// These weights times a factor.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         let RouterLossWeights { balance, z } = self.weights;

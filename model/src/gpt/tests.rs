@@ -149,7 +149,7 @@ fn fused_block_is_bit_identical_to_its_separate_operations() {
     }
 }
 
-/// The fields of the model's modules are what `part_specs` describes, in the same order, and so are its linear layers.
+/// The fields of the model's modules are the parts in `part_specs`, in the same order; so are its linear layers.
 #[test]
 fn a_model_has_the_parameters_that_are_described() {
     let alone = configs().into_iter().map(|(name, config)| {

@@ -4,8 +4,8 @@
 //! - `datasets--org--name/blobs/DIGITS`: contents under their checksums; `.incomplete` while they are downloaded
 //! - `datasets--org--name/snapshots/COMMIT/PATH`: links to blobs (copies where the system has no links)
 //! - `.locks/datasets--org--name/DIGITS.lock`: locked while a file is downloaded
-//! - `datasets--org--name/hearth/COMMIT.json`: the files of a commit. Hearth's own: without it, nobody could know offline
-//!   whether a snapshot is whole.
+//! - `datasets--org--name/hearth/COMMIT.json`: the files of a commit. Only Hearth writes it: without it, nothing shows
+//!   offline whether a snapshot is complete.
 
 use std::{
     collections::BTreeSet,
@@ -81,8 +81,8 @@ impl RepoCache {
         Ok(())
     }
 
-    /// The path of `file` in the snapshot, if the cache has its contents. They may be missing from the snapshot: then
-    /// they are linked into it.
+    /// The path of `file` in the snapshot, if the cache has its contents. Contents that are missing from the snapshot
+    /// are linked into it.
     pub(super) fn find(&self, commit: &str, file: &HubFile) -> Result<Option<PathBuf>> {
         let path = self.snapshot_path(commit, file);
         let is_whole =
@@ -155,8 +155,7 @@ impl RepoCache {
         self.snapshot_dir(commit).join(&file.path)
     }
 
-    /// Adds the file to the snapshot; its contents are there. A link that was left from contents that are gone is
-    /// replaced.
+    /// Adds the file, whose contents are in the cache, to the snapshot. Replaces a dangling link.
     fn link(&self, commit: &str, file: &HubFile) -> Result<PathBuf> {
         let path = self.snapshot_path(commit, file);
         create_parent(&path)?;
@@ -189,7 +188,7 @@ impl Blob {
     }
 }
 
-/// What the cache has of a repository, whichever program put it there.
+/// The contents of a repository in the cache, whichever program put them there.
 impl RepoCache {
     pub(super) fn dir(&self) -> &Path {
         &self.dir
@@ -217,7 +216,7 @@ impl RepoCache {
         refs.chain([self.listing_path(commit)]).collect()
     }
 
-    /// All contents, also incomplete ones.
+    /// All contents, including incomplete ones.
     pub(super) fn blobs(&self) -> Vec<Blob> {
         let blobs = fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten();
         let blobs = blobs.filter_map(|entry| {
@@ -233,7 +232,7 @@ impl RepoCache {
         self.blobs().into_iter().filter(|blob| !used.contains(blob.digits())).collect()
     }
 
-    /// The checksums of the contents of those files, by commit and path, that `counts` accepts.
+    /// The checksums of the contents of the files for which `counts`, called with commit and path, returns true.
     pub(super) fn used_blobs(&self, counts: &dyn Fn(&str, &str) -> bool) -> BTreeSet<String> {
         let mut used = BTreeSet::new();
         for commit in self.commits() {
@@ -299,12 +298,12 @@ pub(super) fn inner_files(dir: &Path) -> Vec<String> {
     found
 }
 
-/// The name of the contents that the link at `path` leads to; `None` if it is no link.
+/// The name of the contents that the link at `path` points to; `None` if it is not a link.
 pub(super) fn linked_blob(path: &Path) -> Option<String> {
     Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
 }
 
-/// Room on the disk of `path` in bytes, which need not exist yet; `None` if the system does not tell.
+/// Free bytes on the disk of `path`, which need not exist yet; `None` if the system does not report it.
 pub(super) fn free_bytes(path: &Path) -> Option<u64> {
     #[cfg(target_os = "linux")]
     {

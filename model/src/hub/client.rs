@@ -1,4 +1,4 @@
-//! Requests to the hub. What may pass by itself (no connection, a time limit, 429, 5xx) is tried again.
+//! Requests to the hub. Errors that may be temporary (no connection, a timeout, 429, 5xx) are retried.
 
 use std::{
     fmt,
@@ -29,7 +29,7 @@ const MAX_TRIES: u32 = 5;
 const MAX_DELAY: Duration = Duration::from_secs(60);
 /// Limit for each read and write, and for establishing a connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Larger answers of the API are rejected. A page lists at most 1,000 files.
+/// Larger API responses are rejected. A page lists at most 1,000 files.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 /// More pages of files are rejected.
 const MAX_PAGES: usize = 1_000;
@@ -85,9 +85,9 @@ impl fmt::Debug for Client {
 
 /// Why an attempt failed.
 enum Failure {
-    /// It may succeed later, after the pause if the hub names one.
+    /// The request may succeed later, after the pause if the hub states one.
     Transient(String, Option<Duration>),
-    /// It cannot succeed.
+    /// The request cannot succeed.
     Final(Error),
 }
 
@@ -143,7 +143,7 @@ impl Client {
         format!("{}/api/{}", self.endpoint, repo.kind.plural())
     }
 
-    /// An answer of the API, and the URL of its next page.
+    /// A response of the API, and the URL of its next page.
     fn json<T: DeserializeOwned>(&self, repo: &Repo, url: &str) -> Result<(T, Option<String>)> {
         let name = repo.to_string();
         let mut retries = self.retries(&name);
@@ -170,7 +170,7 @@ impl Client {
         Ok((value, next))
     }
 
-    /// Downloads the contents of `file` to `path`, after what is there.
+    /// Downloads the contents of `file`, appending to the part that is already at `path`.
     pub(super) fn download(
         &self,
         snapshot: &Snapshot,
@@ -231,7 +231,7 @@ impl Client {
         format!("{}/{folder}{}/resolve/{commit}/{}", self.endpoint, repo.id, escaped(&file.path))
     }
 
-    /// Requests what `partial` lacks of `file`.
+    /// Requests the part of `file` that `partial` does not have yet.
     fn download_on(
         &self,
         repo: &Repo,
@@ -279,7 +279,7 @@ impl Client {
         request.call().map_err(transient)
     }
 
-    /// What an unsuccessful answer means.
+    /// The error for an unsuccessful response.
     fn refused(&self, repo: &Repo, name: &str, response: &Response<Body>) -> Failure {
         let text = |header: &str| response.headers().get(header).and_then(|value| value.to_str().ok());
         let status = response.status();
@@ -333,7 +333,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// Opens what an earlier download has left, or creates the file.
+    /// Opens the file that an earlier download left, or creates it.
     fn open(path: &Path) -> Result<Partial> {
         create_parent(path)?;
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(io_error("create", path))?;
@@ -365,7 +365,7 @@ struct Retries<'a> {
 }
 
 impl Retries<'_> {
-    /// Pauses before the next attempt, or says why there is none.
+    /// Waits before the next attempt, or returns the error if there is none.
     fn wait(&mut self, failure: Failure) -> Result<()> {
         let (what, asked) = match failure {
             Failure::Final(error) => return Err(error),

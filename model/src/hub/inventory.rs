@@ -1,4 +1,4 @@
-//! What is in the cache: the models that can be opened, and what is left of others.
+//! The contents of the cache: models that can be opened, and leftovers of others.
 
 use std::{
     fs, io,
@@ -23,15 +23,15 @@ pub struct CachedModel {
     pub name: String,
     /// The commit; empty for [`CachedFormat::Leftover`].
     pub commit: String,
-    /// What it is.
+    /// The format.
     pub format: CachedFormat,
-    /// The number of its files.
+    /// The number of files.
     pub n_files: usize,
     /// Their total size.
     pub n_bytes: u64,
-    /// Whether all files of the model are there.
+    /// Whether all files of the model are in the cache.
     pub is_whole: bool,
-    /// When one of the files was read last, if the system tells.
+    /// When one of the files was last read, if the system reports it.
     pub last_used: Option<SystemTime>,
     /// The model dir or GGUF file, or the folder of the repository.
     pub path: PathBuf,
@@ -44,7 +44,7 @@ pub enum CachedFormat {
     ModelDir,
     /// A GGUF file.
     Gguf,
-    /// Files of a repository that are no model, such as a tokenizer alone.
+    /// Files of a repository without a model, such as a tokenizer alone.
     Other,
     /// Downloads that were not finished, and contents that no revision has.
     Leftover,
@@ -103,7 +103,7 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
     let dir = folder.snapshot_dir(commit);
     let files = folder.found_files(commit);
     let as_found = repository_files(&files);
-    // What the repository has, if it was asked: the cache may have less.
+    // The files of the repository, if the hub was asked for them: the cache may have fewer.
     let listed = folder.listing(commit).unwrap_or_default();
     let as_listed = repository_files(&listed);
     let choices = repository::choices(&as_found);

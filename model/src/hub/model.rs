@@ -22,12 +22,12 @@ pub struct HubModel {
     choice: Option<String>,
 }
 
-/// Which files of a model are needed.
+/// The files of a model that are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelPart {
     /// All.
     Whole,
-    /// Those beside configuration and weights, such as the tokenizer's. All if the model is a GGUF file.
+    /// All files except configuration and weights, such as the tokenizer's. All files if the model is a GGUF file.
     BesideWeights,
 }
 
@@ -38,14 +38,14 @@ pub struct PulledModel {
     pub path: PathBuf,
     /// The commit.
     pub commit: String,
-    /// The number of its files.
+    /// The number of files.
     pub n_files: usize,
     /// Their total size.
     pub n_bytes: u64,
 }
 
 impl HubModel {
-    /// Parses the name of a model; `None` if `text` is none.
+    /// Parses the name of a model; `None` if `text` is not one.
     pub fn parse(text: &str) -> Option<HubModel> {
         let (id, choice) = text.split_once(':').map_or((text, None), |(id, choice)| (id, Some(choice)));
         let is_valid = choice.is_none_or(|choice| is_inner_path(choice) && !choice.contains(char::is_control));
@@ -68,8 +68,8 @@ impl HubModel {
         self.choice.as_deref()
     }
 
-    /// The path of the model in the cache. It is downloaded if it is not there whole; what is there is used as it is,
-    /// without asking the hub.
+    /// The path of the model in the cache. It is downloaded if the cache does not have all of it; a complete model is
+    /// used without asking the hub.
     ///
     /// # Errors
     /// As [`pull`](Self::pull).
@@ -82,11 +82,11 @@ impl HubModel {
         Ok(path)
     }
 
-    /// Downloads what the cache lacks of the model, in the newest state of its revision.
+    /// Downloads the files of the model that the cache lacks, at the newest commit of its revision.
     ///
     /// # Errors
-    /// The hub does not have or give the model, or does not answer; the repository has no model, or several and the name
-    /// does not say which; the disk is full; or, offline, it was not downloaded before.
+    /// The hub does not have the model, denies it or does not answer; the repository has no model, or several and the
+    /// name does not say which; the disk is full; or, offline, it was not downloaded before.
     pub fn pull(&self, hub: &Hub, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PulledModel> {
         let snapshot = hub.snapshot(&self.repo)?;
         let files = self.choose(&snapshot, part).map_err(|NoModel { mut what, mut hint }| {

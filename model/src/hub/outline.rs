@@ -1,4 +1,4 @@
-//! What can be known of a model before it is downloaded: its configuration, and the sizes of its files.
+//! Describes a model before it is downloaded: its configuration, and the sizes of its files.
 
 use std::{
     fs::{self, File},
@@ -29,15 +29,15 @@ pub struct Outline {
 /// Sizes of a model that is not in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Of the files with weights.
+    /// Bytes of the files with weights.
     pub weight_bytes: u64,
-    /// Of all its files.
+    /// Bytes of all files.
     pub download_bytes: u64,
 }
 
 impl Outline {
-    /// A model dir or GGUF file from which the configuration can be read. If the model is not in the cache, it has no weights:
-    /// the dir has no such files, and the values of the GGUF file are zeros.
+    /// A model dir or GGUF file from which the configuration can be read. If the model is not in the cache, there are
+    /// no weights: the dir has no weight files, and the values of the GGUF file are zeros.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -49,7 +49,8 @@ impl Outline {
 }
 
 impl HubModel {
-    /// Downloads only what describes the model, and keeps none of it. A model in the cache is used from there.
+    /// Downloads only the files that describe the model, and does not keep them. A model in the cache is used from
+    /// there.
     ///
     /// # Errors
     /// As [`pull`](Self::pull).
@@ -113,7 +114,7 @@ impl Hub {
             written.set_len(file.n_bytes)
         };
         write().map_err(|error| {
-            // Where files cannot have holes.
+            // If files cannot have holes.
             let _ = fs::remove_file(path);
             Error::io("write", path)(error)
         })

@@ -1,4 +1,4 @@
-//! Removes models from the cache, and the contents that nothing else in the cache uses.
+//! Removes models from the cache, with the contents that nothing else in the cache uses.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use crate::{
     weights::repository::{self, ModelFiles, NoModel},
 };
 
-/// What is to be removed.
+/// A planned removal.
 #[derive(Debug)]
 pub struct Removal {
     folder: RepoCache,
@@ -30,7 +30,7 @@ pub struct Removal {
     blobs: Vec<Blob>,
     /// Whether the whole folder of the repository is removed.
     is_all: bool,
-    /// Kept until all is removed, so that nobody downloads meanwhile what is removed.
+    /// Locked until all is removed, so that nobody downloads these contents meanwhile.
     _locks: Vec<File>,
 }
 
@@ -127,8 +127,8 @@ impl Removal {
         self.blobs.iter().map(|blob| blob.n_bytes).sum()
     }
 
-    /// Removes what was planned. The names of the files go before their contents, so that an interrupted removal leaves
-    /// no model that looks whole.
+    /// Carries out the plan. The names of the files are removed before their contents, so that an interrupted removal
+    /// leaves no model that looks complete.
     ///
     /// # Errors
     /// A file cannot be removed.

@@ -47,9 +47,9 @@ pub(crate) fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     }
 }
 
-/// xIELU ([Huang and Schlag, 2024](https://arxiv.org/abs/2411.13010)) of each value of `x [n_rows, d_ff]`: `p x^2 + beta x` above
-/// 0, else `n (e^min(x, eps) - 1 - x) + beta x`. The `numbers [4]` are the inverse softplus of `p` and of `n - beta`, `beta` and
-/// `eps`, of which the last two have no gradient.
+/// xIELU ([Huang and Schlag, 2024](https://arxiv.org/abs/2411.13010)) of each value of `x [n_rows, d_ff]`: `p x^2 +
+/// beta x` above 0, else `n (e^min(x, eps) - 1 - x) + beta x`. The `numbers [4]` are the inverse softplus of `p` and of
+/// `n - beta`, `beta` and `eps`; the last two have no gradient.
 pub(crate) fn xielu(x: Tensor<2>, numbers: Tensor<1>) -> Tensor<2> {
     match Placement::of(&x.device()) {
         Placement::Cpu => {

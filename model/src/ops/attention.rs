@@ -30,8 +30,9 @@ pub(crate) struct Attended {
 
 /// Attention within each of `batch` sequences of `seq_len` rows.
 ///
-/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`, where those of another text
-/// may have another length; `bias` from [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
+/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`, (in cross-attention
+/// they may be longer or shorter than `q`); `bias` from [`causal_bias`] for `0..seq_len`; `sinks [n_heads]`. Returns
+/// `[batch * seq_len, n_heads * head_dim]`, and the weights.
 pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
     (bias, sinks): (Option<Tensor<4>>, Option<Tensor<1>>),
@@ -52,7 +53,7 @@ pub(crate) fn attention_dense(
 /// `positions`, rows see only their own document, as with [`document_bias`]. The CPU attends in f32 whatever `precision`.
 ///
 /// # Panics
-/// With sinks, or if rows look both ways, on a GPU, which has no body for them.
+/// With sinks, or with bidirectional attention, on a GPU, which has no body for them.
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     (rotation, sinks): (Option<&Rotation>, Option<Tensor<1>>),
@@ -80,9 +81,9 @@ pub(crate) fn rope_and_attend(
 
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
 ///
-/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools ([`new_pool`](super::new_pool)) that
-/// contain the step's own rows already. The score of a head among `sinks [n_heads]` joins the softmax's denominator, and has no
-/// value. Returns `[n_rows, n_heads * head_dim]`.
+/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools ([`new_pool`](super::new_pool)) that contain
+/// the step's own rows already. `sinks [n_heads]` has one score per head that adds to the softmax's denominator but has
+/// no value. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
@@ -131,7 +132,7 @@ fn attention_paged_on_cpu(
 }
 
 /// [`rope_append`] and then [`attention_paged`]: rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads)
-/// * head_dim]`, stores keys and values at `slots` of their pools, which are those of the sequences' last rows, and
+/// * head_dim]`, stores keys and values at `slots` of their pools, the slots of the sequences' last rows, and
 /// attends. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn append_and_attend(
     qkv: Tensor<2>,
@@ -180,8 +181,8 @@ pub(crate) fn attention_paged_reference(
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`. The score
-/// of a head among `sinks [n_heads]` is one of those that the softmax is over, and has no value.
+/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`.
+/// `sinks [n_heads]` adds one score per head to the softmax, without a value.
 ///
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable
 /// to `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
@@ -235,7 +236,9 @@ pub(crate) fn attend(
     Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
 }
 
-/// The bias of the scores of queries at positions `queries`, the last of their text, over keys from `first_key` on: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
+/// Bias of the scores of queries at positions `queries`, the last positions of their sequence, with keys from
+/// `first_key` to the last query: `[1, 1 or n_heads, n_queries, n_keys]`. `None` if every query sees all keys and
+/// scores have no bias.
 pub(crate) fn causal_bias(
     queries: Range<usize>,
     first_key: usize,
@@ -289,7 +292,7 @@ pub(crate) fn document_bias(
     Tensor::from_data(TensorData::new(bias, shape), device)
 }
 
-/// The bias of scores that hides the keys behind the first `lens [batch]` of `n_keys`: `[batch, 1, 1, n_keys]`.
+/// The bias of scores that hides the keys after the first `lens [batch]` of `n_keys`: `[batch, 1, 1, n_keys]`.
 pub(crate) fn padding_bias(lens: &[usize], n_keys: usize, device: &Device) -> Tensor<4> {
     let of_keys = |len: &usize| {
         let len = *len;

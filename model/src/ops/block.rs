@@ -27,9 +27,9 @@ pub(crate) struct PagedAttention<'a> {
     pub(crate) options: &'a AttentionOptions,
     /// Rotation of queries and keys, if there is one.
     pub(crate) rotation: Option<&'a Rotation>,
-    /// What the rows' queries are multiplied by, `[n_rows, 1]`.
+    /// Factor of each row's queries, `[n_rows, 1]`.
     pub(crate) query_factors: Option<&'a Rows>,
-    /// The sequences of the rows with the keys of their sources, and how scores are computed with these.
+    /// For cross-attention: the rows' sequences with the keys of their sources, and its options.
     pub(crate) sources: Option<(&'a [PagedRows], &'a AttentionOptions)>,
 }
 

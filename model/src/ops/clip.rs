@@ -33,8 +33,8 @@ pub(crate) fn clip_norm_reference(gradients: Vec<Tensor<1>>, max_norm: f64) -> (
     clip(Tensor::cat(squares, 0).sum().sqrt(), gradients, max_norm)
 }
 
-/// The sums of the squares of a gradient, `[n_values]`, that [`clip_norm`] adds up: one number on the CPU, and on a GPU one for each
-/// part that is added by itself. Reads them off the device.
+/// Partial sums of the squares of a gradient, `[n_values]`, which [`clip_norm`] adds: one on the CPU, one per
+/// separately summed part on a GPU. Reads them back from the device.
 ///
 /// # Errors
 /// The device fails.
@@ -47,8 +47,9 @@ pub fn square_sums(gradient: &Tensor<1>) -> Result<Vec<f64>> {
     Ok(to_f32(read(sums)?)?.into_iter().map(f64::from).collect())
 }
 
-/// [`clip_norm`] where only some of the gradients are here: `squares` are the [`square_sums`] of all, in order, and `gradients` those
-/// on `device` that are scaled. Returns the norm of all, with the bits that `clip_norm` has.
+/// [`clip_norm`] for a process that has only some of the gradients: `squares` are the [`square_sums`] of all gradients,
+/// in order, and `gradients`, on `device`, are the ones to scale. Returns the norm of all gradients, with the bits that
+/// `clip_norm` has.
 ///
 /// # Errors
 /// The device fails.
@@ -69,7 +70,7 @@ pub fn clip_part(
     Ok((norm.first().copied().unwrap_or_default(), gradients))
 }
 
-/// The gradients, whose norm together is `norm [1]`, scaled; see [`clip_norm`].
+/// Scales `gradients`, whose joint norm is `norm [1]`; see [`clip_norm`].
 fn clip(norm: Tensor<1>, mut gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
     if max_norm > 0.0 {
         let factor = norm.clone().add_scalar(CLIP_EPS).recip().mul_scalar(max_norm).clamp_max(1.0);

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// What is minimised, and what is reported, `[1]` each.
+/// The loss to minimise and the loss to report, `[1]` each.
 #[derive(Clone, Debug)]
 pub struct Losses {
     /// The cross entropy in nats, smoothed if that was asked for, plus the z-loss. Training follows its gradients.
@@ -22,13 +22,13 @@ pub struct Losses {
     pub cross_entropy: Tensor<1>,
 }
 
-/// The tokens to predict, and how much each row counts in the loss.
+/// The tokens to predict, and the weight of each row in the loss.
 #[derive(Clone, Debug)]
 pub struct Targets {
     /// The token to predict from each row, `[n_rows]`.
     pub ids: Tensor<1, Int>,
-    /// How much each row counts, `[n_rows]`: the loss is the sum of the rows' losses times these, and rows that count 0 are
-    /// left out. Without weights, the loss is the mean over all rows.
+    /// Weight of each row, `[n_rows]`: the loss is the weighted sum of the rows' losses, and rows of weight 0 are
+    /// skipped. Without weights, the loss is the mean over all rows.
     pub weights: Option<Vec<f32>>,
 }
 
@@ -38,7 +38,7 @@ pub struct Targets {
 /// It takes hidden states and not logits, so that the body for training never holds the logits of a batch at once.
 ///
 /// # Panics
-/// When there are not as many weights as rows.
+/// When the number of weights is not the number of rows.
 pub(crate) fn linear_cross_entropy(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),
@@ -156,7 +156,7 @@ pub(crate) fn linear_cross_entropy_reference(
     if z_loss == 0.0 {
         return Losses { objective: cross_entropy, cross_entropy: reported };
     }
-    // The logarithm of the denominator is what a logit has more than its log-probability.
+    // The logarithm of the softmax's denominator is a logit minus its log-probability.
     let log_z = logits.narrow(1, 0, 1) - log_probs.narrow(1, 0, 1);
     let z_term = targets.reduce(log_z.reshape([n_rows]).square()).mul_scalar(z_loss);
     Losses { objective: cross_entropy + z_term, cross_entropy: reported }
@@ -167,7 +167,7 @@ fn without_gradient(tensor: Tensor<1>) -> Tensor<1> {
 }
 
 impl Losses {
-    /// From what the bodies compute, `[2]`: what is minimised, then the cross entropy.
+    /// Splits the output of a body, `[2]`: the loss to minimise, then the cross entropy.
     fn of(both: Tensor<1>) -> Losses {
         Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) }
     }
@@ -180,7 +180,7 @@ impl From<Tensor<1, Int>> for Targets {
 }
 
 impl Targets {
-    /// The mean of `values [n_rows]`, or their sum by the weights: `[1]`. A value that counts 0 may be NaN.
+    /// The mean of `values [n_rows]`, or their sum by the weights: `[1]`. A value of weight 0 may be NaN.
     fn reduce(&self, values: Tensor<1>) -> Tensor<1> {
         let Some(weights) = &self.weights else { return values.mean() };
         let device = values.device();

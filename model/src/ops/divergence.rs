@@ -1,4 +1,4 @@
-//! How far a model's predictions have moved from those it made before.
+//! KL divergence of a model's predictions from its earlier predictions.
 
 use burn::tensor::{Int, Tensor, activation::log_softmax};
 
@@ -6,10 +6,10 @@ use super::{Placement, Weight, cpu, linear, records_gradients, soft_cap, trainin
 
 /// The sum over all rows of the row's share times its Kullback-Leibler divergence `KL(q || p)` in nats, `[1]`. `q` are
 /// the predictions from `former` and `p` those from `hidden`, both `[n_rows, d_model]`; `former` is a tensor without
-/// autodiff. Rows with share 0 are left out.
+/// autodiff. Rows with share 0 are skipped.
 ///
 /// # Panics
-/// When there are not as many shares as rows.
+/// When the number of shares is not the number of rows.
 pub(crate) fn linear_divergence(
     hidden: Tensor<2>,
     former: Tensor<2>,

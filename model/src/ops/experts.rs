@@ -27,26 +27,26 @@ pub(crate) struct RouterParts<'a> {
 /// Experts whose parameters are tensors.
 pub(crate) type Experts<'a> = RoutedExperts<LinearParts<'a>, RouterParts<'a>>;
 
-/// What a router says of some rows.
+/// The router's choice for some rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Routes {
     /// Its outputs, `[n_rows, n_experts]`.
     pub(crate) logits: Tensor<2>,
     /// The experts that it chooses for each row, in ascending order: `[n_rows, n_active]`, flat.
     pub(crate) chosen: Vec<usize>,
-    /// How much each of them counts, `[n_rows, n_active]`.
+    /// Weight of each chosen expert, `[n_rows, n_active]`.
     pub(crate) weights: Tensor<2>,
 }
 
-/// The weighted sum of what the chosen experts make of each row of `x [n_rows, d_model]`, plus the shared expert's output if
-/// there is one: `[n_rows, d_model]`. Appends what the router says to `routes` if that is kept.
+/// The weighted sum of the chosen experts' outputs for each row of `x [n_rows, d_model]`, plus the shared expert's
+/// output if there is one: `[n_rows, d_model]`. Appends the router's choice to `routes` if it is given.
 ///
 /// A row's experts are added in ascending order, so its bits do not depend on other rows.
 pub(crate) fn experts(x: Tensor<2>, experts: &Experts<'_>, routes: &mut Option<Vec<Routes>>) -> Tensor<2> {
     experts_routed_by(x.clone(), x, experts, routes)
 }
 
-/// The same, where the router reads `router_input [n_rows, d_model]`.
+/// As [`experts`], but the router reads `router_input [n_rows, d_model]`.
 pub(crate) fn experts_routed_by(
     router_input: Tensor<2>,
     x: Tensor<2>,
@@ -66,7 +66,7 @@ pub(crate) fn experts_routed_by(
     }
 }
 
-/// The experts in the CPU's memory, if they are there and no adapter updates all rows.
+/// The experts in CPU memory, if they are there and no adapter updates all rows.
 fn memory<'a>(experts: &Experts<'a>) -> Option<cpu::Experts<'a>> {
     let are_packed = experts.linears().all(has_memory) && experts.routers().all(RouterParts::has_memory);
     are_packed.then(|| experts.map(&linear_memory, &RouterParts::memory))
@@ -174,7 +174,7 @@ pub(super) fn experts_reference(
         }
 }
 
-/// What `mlp` makes of `x`, which are the rows `rows` of the step.
+/// Output of `mlp` for `x`, the rows `rows` of the step.
 fn through(x: Tensor<2>, mlp: &Mlp<LinearParts<'_>>, rows: &[usize]) -> Tensor<2> {
     let [of_up, of_down] = [&mlp.up, &mlp.down].map(|linear| moved(linear, rows));
     let mlp =
@@ -194,7 +194,7 @@ fn of_rows<'a>(linear: &LinearParts<'a>, updated: &'a [Vec<usize>]) -> LinearPar
     LinearParts { by_row, ..linear.clone() }
 }
 
-/// Where the rows `updated` of the step are in `rows`, for those that are there; both ascend.
+/// Positions in `rows` of the rows that are also in `updated`; both lists ascend.
 fn places_of(updated: &[usize], rows: &[usize]) -> Vec<usize> {
     updated.iter().filter_map(|row| rows.binary_search(row).ok()).collect()
 }

@@ -1,4 +1,4 @@
-//! RMSNorm with a gate, behind recurrences.
+//! RMSNorm with a gate, after recurrences.
 
 use burn::tensor::{Tensor, activation::silu};
 

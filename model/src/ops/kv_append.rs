@@ -1,8 +1,8 @@
 //! Storing new keys and values in the pools of the KV cache.
 //!
 //! Pools are `[n_slots, row_len]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots, with
-//! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is that of
-//! [`attention_paged`](super::attention::attention_paged) there.
+//! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is the one
+//! that [`attention_paged`](super::attention::attention_paged) reads there.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use half::{bf16, f16};
 
 use super::{AttentionOptions, KvDtype, Placement, Rotation, Slots, cpu, cube, rope};
 
-/// A pool of zeros for `heads`, `[n_kv_heads, head_dim]`, whose memory is committed: otherwise the system would provide it as
-/// slots are written, and might have none left by then.
+/// A pool of zeros for `heads`, `[n_kv_heads, head_dim]`, whose memory is committed now: otherwise the system would
+/// allocate it as slots are written, and might then be out of memory.
 pub(crate) fn new_pool(n_slots: usize, heads: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
     let shape = [n_slots, dtype.row_len(heads)];
     match (Placement::of(device), dtype) {
@@ -59,8 +59,8 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows, IndexingUpdateOp::Assign));
 }
 
-/// Copies the pages `from` of a pool for `heads`, `[n_kv_heads, head_dim]`, to the pages `to`, given as all of their slots, in
-/// place.
+/// Copies pages in place in a pool for `heads`, `[n_kv_heads, head_dim]`. `from` and `to` list every slot of these
+/// pages.
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, [from, to]: [&Slots; 2], heads: [usize; 2]) {
     if Placement::of(&pool.device()) == Placement::Cpu {
         let slots = [from.host(), to.host()];

@@ -18,7 +18,7 @@ pub enum KvDtype {
     F32,
     /// 2 bytes a value: IEEE half precision. Values out of range become the largest, 65504.
     F16,
-    /// 1 byte a value: whole numbers from -127 to 127, multiplied by an f32 for each token and head. On the CPU only.
+    /// 1 byte per value: integers from -127 to 127, multiplied by an f32 for each token and head. On the CPU only.
     Q8,
 }
 
@@ -26,8 +26,8 @@ impl KvDtype {
     /// Every dtype, with its name.
     pub const ALL: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8)];
 
-    /// The dtype that was asked for; by default f32 for models on `device` whose matrices are f32 or bf16 (which should
-    /// give the results of f32), else f16.
+    /// The requested dtype. Default: f32 for models on `device` whose matrices are f32 or bf16 (which should give the
+    /// results of f32), else f16.
     ///
     /// # Errors
     /// [`Error::Device`] if the device does not support the dtype.
@@ -48,12 +48,12 @@ impl KvDtype {
         }
     }
 
-    /// Bytes of a token's keys and values in all layers of the model of `config` that have their own.
+    /// Bytes per token of keys and values, over all layers that have their own, for the model of `config`.
     pub fn bytes_per_token(self, config: &GptConfig) -> usize {
         (0..config.n_layers).map(|layer| self.bytes_in_layer(config, layer)).sum()
     }
 
-    /// Bytes of a token's keys and values in `layer`: 0 if it has none of its own.
+    /// Bytes per token of keys and values in `layer`; 0 if the layer has none of its own.
     pub(crate) fn bytes_in_layer(self, config: &GptConfig, layer: usize) -> usize {
         if !config.attends(layer) || config.kv_layer_of(layer) != layer {
             return 0;
@@ -72,7 +72,7 @@ impl KvDtype {
     }
 
     /// The dtype of a pool's tensor. Burn has no float tensors with 8-bit elements, so a pool of 8-bit numbers is a
-    /// bf16 tensor, two of them in each element; bf16 itself is not a dtype of the cache.
+    /// bf16 tensor with two numbers in each element; bf16 itself is not a dtype of the cache.
     pub(super) fn of_tensors(self) -> DType {
         match self {
             Self::F32 => DType::F32,

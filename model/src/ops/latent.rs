@@ -4,9 +4,9 @@ use burn::tensor::Tensor;
 
 use super::{LatentHeads, LatentQkv, LinearParts, NormParts, fork, linear_with_lora, norm};
 
-/// From `x [n_rows, d_model]`, normalized first if there is a norm, to queries, keys and values of all heads side by side,
-/// `[n_rows, 3 * n_heads * head_dim]`, not rotated yet. Queries and keys begin with what rotates. `head_dim` is the larger of their
-/// width and that of values; zeros follow the narrower ones.
+/// From `x [n_rows, d_model]`, normalized first if there is a norm, to queries, keys and values of all heads side by
+/// side, `[n_rows, 3 * n_heads * head_dim]`, not rotated yet. Queries and keys begin with their rotated part.
+/// `head_dim` is the larger of the widths of keys and values; the narrower ones are padded with zeros.
 pub(crate) fn latent_qkv(
     x: Tensor<2>,
     in_norm: Option<NormParts>,
@@ -30,8 +30,8 @@ pub(crate) fn latent_qkv(
     side_by_side(queries, rotated, linear_with_lora(of_keys_and_values, kv_up.clone()), *heads)
 }
 
-/// `rotated [n_rows, rope_dim]` is the beginning of all keys; `up [n_rows, n_heads * (plain_dim + value_dim)]` has the rest of each
-/// key, then the values.
+/// `rotated [n_rows, rope_dim]` is the first part of every head's key; `up [n_rows, n_heads * (plain_dim + value_dim)]`
+/// has the rest of each key, then the values.
 fn side_by_side(queries: Tensor<2>, rotated: Tensor<2>, up: Tensor<2>, heads: LatentHeads) -> Tensor<2> {
     let LatentHeads { n_heads, rope_dim, plain_dim, value_dim } = heads;
     let ([n_rows, width], of_keys) = (up.dims(), n_heads * plain_dim);

@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use super::{DeviceMemory, Dtype, GpuFeatures, Placement, cpu, cube};
 use crate::error::Result;
 
-/// Bytes per second at which all of `device` reads `n_bytes` repeatedly. A small buffer may stay in a cache, as small
+/// Bytes per second at which the whole device reads `n_bytes` repeatedly. A small buffer may stay in a cache, as small
 /// weights do.
 ///
 /// # Errors
@@ -18,8 +18,8 @@ pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
     }
 }
 
-/// Multiply-adds per second of all of `device` with operands in registers, in the arithmetic of products with weights
-/// of `dtype`: f32, or on a CPU 8 bits with 32-bit sums if the weights are quantized.
+/// Multiply-adds per second of the whole device with operands in registers, in the arithmetic that products with
+/// weights of `dtype` use: f32, or on a CPU 8 bits with 32-bit sums if the weights are quantized.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.
@@ -30,7 +30,7 @@ pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
     }
 }
 
-/// What `device` holds; `None` for the CPU, whose memory is the process's.
+/// Memory use of `device`; `None` for the CPU, which uses the process's memory.
 pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     (!Placement::of(device).is_cpu()).then(|| cube::device_memory(device))
 }

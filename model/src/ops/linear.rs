@@ -27,7 +27,7 @@ pub(crate) struct LinearParts<'a> {
     pub(crate) bias: Option<Tensor<1>>,
     /// Low-rank updates that apply to all rows.
     pub(crate) lora: Option<LoraParts>,
-    /// Low-rank updates that apply to some rows, by adapters served beside the model.
+    /// Low-rank updates of some rows, from adapters that are served beside the model.
     pub(crate) by_row: Vec<RowUpdate<'a>>,
 }
 
@@ -70,7 +70,7 @@ fn with_bias(product: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
     }
 }
 
-/// A bias that does not train, beside a packed weight, while gradients are recorded.
+/// A frozen bias, for a packed weight while gradients are recorded.
 pub(super) fn frozen_bias(bias: Option<Tensor<1>>) -> Option<Vec<f32>> {
     bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec())
 }
@@ -95,7 +95,7 @@ pub(crate) fn linear_with_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2>
     with_row_updates(x, part, linear_with_whole_lora)
 }
 
-/// [`linear`] with the updates of all rows, if there are any.
+/// [`linear`] with the low-rank updates of all rows, if there are any.
 fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
     let LinearParts { weight, bias, lora, .. } = part;
     let Some(lora) = lora else { return linear(x, weight, bias) };

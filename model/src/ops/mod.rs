@@ -1,10 +1,10 @@
 //! Operations: the boundary to fast code, one file per operation.
 //!
 //! Model code calls these functions and does not know which body runs. Each operation has a **reference body** in plain
-//! Burn operations, which is differentiable and correct on every device: the oracle for faster bodies, and what runs
-//! where there is none. Faster bodies take the memory out of Burn's tensors, compute on it and wrap the result, on the CPU
-//! (`cpu`) and on GPUs (`cube`); those with a backward pass are backend extensions of Burn (`training`). Only this module
-//! knows how a [`Weight`] is stored.
+//! Burn operations, which is differentiable and correct on every device: the oracle for faster bodies, and the fallback
+//! where there is none. Faster bodies take the memory out of Burn's tensors, compute on it and wrap the result, on the
+//! CPU (`cpu`) and on GPUs (`cube`); those with a backward pass are backend extensions of Burn (`training`). Only this
+//! module knows how a [`Weight`] is stored.
 //!
 //! GPU kernels do not check bounds. So operations are private to the crate, shapes are checked before each launch, and
 //! ids, rows and slots are checked where they are made. Public are dtypes, threads and measurements.

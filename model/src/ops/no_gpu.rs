@@ -1,5 +1,5 @@
-//! Stands in for the bodies for GPUs in builds without the feature `gpu`: the same signatures, which nothing calls, since no
-//! tensor has [`Placement::Gpu`](super::Placement::Gpu) there. So the operations themselves are the same in all builds.
+//! Stubs for the GPU bodies in builds without the feature `gpu`, with the same signatures, so that the operations are
+//! the same in all builds. Nothing calls them, since no tensor has [`Placement::Gpu`](super::Placement::Gpu) there.
 
 use burn::tensor::{Device, Int, Tensor};
 
@@ -12,7 +12,7 @@ use crate::{
     error::Result,
 };
 
-/// Where a function ends that is never called.
+/// The end of functions that are never called.
 pub(super) fn no_gpu() -> ! {
     unreachable!("builds without the feature `gpu` place nothing on a GPU")
 }
@@ -60,7 +60,7 @@ never_called! {
     pub(crate) fn top_k_logits(Tensor<2>, Tensor<1, Int>, [usize; 3]) -> Tensor<2, Int>;
 }
 
-/// Of tests on GPUs.
+/// For tests on GPUs.
 #[cfg(test)]
 pub(super) fn allow_f16() {}
 
@@ -74,8 +74,8 @@ pub(super) fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
     (run(), 0)
 }
 
-/// A matrix on a GPU, which is never made; as are the types below. (They have a private field rather than no value, because
-/// the compiler would call all code behind their making unreachable.)
+/// A matrix on a GPU, which is never created; the same holds for the types below. (They have a private field rather
+/// than no values, because the compiler would otherwise warn about unreachable code.)
 #[derive(Debug)]
 pub(super) struct Matrix(());
 

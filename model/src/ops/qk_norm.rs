@@ -8,9 +8,9 @@ use super::{
 };
 use crate::config::QkNormSpan;
 
-/// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all
-/// together according to `span`; values do not change. The norms have weights `[head_dim]`, or as wide as all heads. Where each
-/// head has a weight, there are no biases.
+/// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head separately or all
+/// together according to `span`; values do not change. The norms' weights are `[head_dim]`, or as wide as all heads
+/// together. If each head has its own weight, there are no biases.
 pub(crate) fn qk_norm(
     qkv: Tensor<2>,
     norms: [NormParts; 2],
@@ -36,7 +36,7 @@ pub(crate) fn qk_norm(
     }
 }
 
-/// Normalizes each head of `x [n_rows, n_heads * head_dim]` by itself; the norm has weights `[head_dim]`.
+/// Normalizes each head of `x [n_rows, n_heads * head_dim]` separately; the norm's weight is `[head_dim]`.
 pub(crate) fn head_norm(x: Tensor<2>, norm: NormParts) -> Tensor<2> {
     let (dims @ [n_rows, width], [head_dim]) = (x.dims(), norm.weight.dims());
     let n_heads = width / head_dim;

@@ -16,8 +16,8 @@ use super::{
 /// v_width]`: queries, keys and values side by side. `gates [n_rows, 2 n_v_heads]` are the logs of the decays and then the
 /// betas, see [`delta_gates`]. Queries and keys are normalized to length 1 here, and queries divided by `sqrt(k_dim)`.
 ///
-/// Returns `[n_rows, v_width]`. With `state`, a span that continues its sequence begins from its slot, and the state behind
-/// its last row is left there.
+/// Returns `[n_rows, v_width]`. With `state`, a span that continues its sequence begins with the state in its slot, and
+/// stores the state after its last row there.
 ///
 /// # Panics
 /// Unless the shapes agree, and spans have slots of `state` exactly if it is given.
@@ -35,7 +35,7 @@ pub(crate) fn gated_delta(
 /// `x`, `B` and `C` side by side. `gates [n_rows, 2 n_v_heads]` are the logs of the decays and then the time steps, see
 /// [`state_space_gates`]. `skip [n_v_heads]` times `x` is added to the output (`D`).
 ///
-/// Returns `[n_rows, v_width]`; states are those of [`gated_delta`].
+/// Returns `[n_rows, v_width]`; states are handled as in [`gated_delta`].
 ///
 /// # Panics
 /// As [`gated_delta`].
@@ -240,7 +240,7 @@ pub(super) fn with_states<T>(part: Option<StatePart<'_>>, run: impl FnOnce(Optio
     result.unwrap_or_else(|| unreachable!("`update` calls its closure"))
 }
 
-/// Checks what bodies rely on: slots exactly if there is a pool, and in it.
+/// Checks what bodies rely on: the rows have slots if and only if there is a pool, and the slots are in it.
 pub(super) fn check_states(rows: &RecurrentRows, state: &Option<StatePart<'_>>, state_len: usize) {
     let [n_slots, slot_len] = state.as_ref().map_or([0, 0], |state| state.pool.dims());
     let first = state.as_ref().map_or(0, |state| state.first);

@@ -41,7 +41,8 @@ pub(crate) fn dropout_reference(x: Tensor<2>, dropout: Dropout) -> Tensor<2> {
     x * factors
 }
 
-/// `x` twice, for two uses. Burn would add the gradients of both uses by an operation of its own; on the CPU, ours does.
+/// `x` twice, for two uses. Burn would add the gradients of both uses in an extra operation; on the CPU, [`cpu::Fork`]
+/// adds them in place.
 pub(crate) fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if Placement::of(&x.device()) != Placement::CpuTraining {
         return [x.clone(), x];

@@ -50,7 +50,7 @@ impl Rotation {
         [&self.cos, &self.sin]
     }
 
-    /// The same, for operations that outlive this.
+    /// As [`host`](Self::host), for operations that outlive this.
     pub(super) fn shared(&self) -> [Arc<Vec<f32>>; 2] {
         [Arc::clone(&self.cos), Arc::clone(&self.sin)]
     }

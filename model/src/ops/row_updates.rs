@@ -1,4 +1,4 @@
-//! Low-rank updates of some rows of a product: the sequences of a step may each have an adapter of their own.
+//! Low-rank updates of some rows of a product: each sequence of a step may have its own adapter.
 
 use std::{
     ops::Range,
@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{LoraPair, LoraShape, Placement, cpu};
 
-/// The updates of one matrix by an adapter beside the model, in the form that its device computes with.
+/// An adapter's update of one matrix, in the form in which the device computes with it.
 #[derive(Debug)]
 pub(crate) struct LoraMatrix(UpdateForm);
 
@@ -53,7 +53,7 @@ impl LoraMatrix {
         }
     }
 
-    /// In memory of the CPU.
+    /// The form on the CPU.
     pub(super) fn packed(&self) -> &cpu::LoraPanels {
         match &self.0 {
             UpdateForm::Packed(panels) => panels,
@@ -63,7 +63,7 @@ impl LoraMatrix {
 }
 
 impl<'a> RowUpdate<'a> {
-    /// In memory of the CPU.
+    /// The form on the CPU.
     pub(super) fn packed(self) -> cpu::RowUpdate<'a> {
         cpu::RowUpdate { rows: self.rows, matrix: self.matrix.packed() }
     }
@@ -79,7 +79,7 @@ pub(super) fn add_row_updates(output: Tensor<2>, x: Tensor<2>, updates: &[RowUpd
     cpu::changed(output, |output| cpu::add_row_updates(output, d_out, x.as_slice(), &updates))
 }
 
-/// The same for one adapter, in plain Burn operations.
+/// Adds the update of one adapter, in plain Burn operations.
 fn add_reference(output: Tensor<2>, x: &Tensor<2>, RowUpdate { rows, matrix }: RowUpdate<'_>) -> Tensor<2> {
     let UpdateForm::OnDevice { host, shape, device, values } = &matrix.0 else {
         unreachable!("an adapter is on its model's device")

@@ -12,8 +12,8 @@ use super::{
 /// A depthwise causal convolution: row `t` of a sequence is `sum over j of weight[j] * x[t - kernel + 1 + j]`, plus a bias,
 /// then SiLU if the convolution has it. Rows before the first are 0.
 ///
-/// `x [n_rows, channels]`; returns the same shape. With `state`, the inputs before a span that continues its sequence are
-/// read from its slot, and the last ones are left there.
+/// `x [n_rows, channels]`; returns the same shape. With `state`, a span that continues its sequence reads the inputs
+/// before it from its slot, and stores its last inputs there.
 ///
 /// # Panics
 /// Unless the shapes agree, and spans have slots of `state` exactly if it is given.
@@ -48,8 +48,8 @@ pub(crate) fn short_conv(
     }
 }
 
-/// [`short_conv`] with a gate before and one behind it: of `projected [n_rows, 3 channels]`, the gate before, the one behind and
-/// the input, side by side. Returns `[n_rows, channels]`.
+/// [`short_conv`] between two gates. `projected [n_rows, 3 channels]` has, side by side, the gate before the
+/// convolution, the gate after it, and the input. Returns `[n_rows, channels]`.
 ///
 /// # Panics
 /// As [`short_conv`].

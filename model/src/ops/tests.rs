@@ -63,8 +63,8 @@ pub(super) fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, ex
     }
 }
 
-/// The same, and that the root mean square of the differences is within `mean_tolerance` times that of the expected values:
-/// for roundings that add up at random, whose largest sum says little.
+/// As [`assert_within`], and checks that the root mean square of the differences is within `mean_tolerance` times the
+/// root mean square of the expected values: for rounding errors that add up at random, whose largest sum says little.
 fn assert_within_mean((tolerance, mean_tolerance): (f32, f64), found: Tensor<2>, expected: Tensor<2>) {
     let mean = |tensor: Tensor<2>| {
         let values = values(tensor);

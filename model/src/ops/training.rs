@@ -159,7 +159,7 @@ training_extension! {
 
 /// A backend with operations of this kind.
 trait TrainingBackend: Backend {
-    /// The same values in the order of the shape.
+    /// The tensor with its values in the order of the shape.
     fn contiguous(tensor: &FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -178,12 +178,12 @@ fn plain<B: TrainingBackend, const N: usize>(
     forward(op, &inputs.map(|input| B::contiguous(&input)), &[false; N]).0
 }
 
-/// Number of input values from which a norm or an activation computes its output again in the backward pass instead of
+/// Number of input values from which a norm or an activation recomputes its output in the backward pass instead of
 /// keeping it. For smaller inputs, the saved memory is not worth the time.
 pub const RECOMPUTED_FROM: usize = 1 << 19;
 
-/// Runs `op` and records it. Outputs of cheap operations are not kept for the operations that read them, if they are large:
-/// Burn's checkpointer computes them again when the first of these needs its input.
+/// Runs `op` and records it. Large outputs of cheap operations are not kept for the operations that read them: Burn's
+/// checkpointer recomputes them when the first of these needs its input.
 fn record<B: TrainingBackend, const N: usize, C: CheckpointStrategy>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
@@ -221,7 +221,7 @@ fn record<B: TrainingBackend, const N: usize, C: CheckpointStrategy>(
 /// An operand of a recorded operation.
 #[derive(Clone, Debug)]
 enum SavedInput<T> {
-    /// The output of this node, which the checkpointer has or computes again.
+    /// The output of this node, which the checkpointer has or recomputes.
     Node(NodeId),
     /// The value of an operand that needs no gradient.
     Value(T),
@@ -233,7 +233,7 @@ impl<T: Clone> SavedInput<T> {
     }
 }
 
-/// How the output of an operation is computed again.
+/// How the output of an operation is recomputed.
 #[derive(Debug)]
 struct Recompute<B: Backend, const N: usize> {
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
@@ -258,7 +258,8 @@ struct SavedOp<B: Backend> {
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
     inputs: Vec<SavedInput<FloatTensor<B>>>,
     saved: Vec<FloatTensor<B>>,
-    /// The parameter to whose gradient the operation adds. An abandoned graph would keep a tensor that an operation made.
+    /// The parameter to whose gradient the operation adds. Only parameters: an abandoned graph would keep any other
+    /// tensor alive.
     added_to: Option<FloatTensor<Autodiff<B>>>,
 }
 

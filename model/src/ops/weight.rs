@@ -210,8 +210,8 @@ impl Weight {
         Ok(to_f32(self.read()?)?[rows.start * d_in..rows.end * d_in].to_vec())
     }
 
-    /// Reads the quantized blocks off the device; `None` if the weight is not quantized. What only files have is converted: see
-    /// [`Dtype::stored_as`].
+    /// Reads the quantized blocks off the device; `None` if the weight is not quantized. Dtypes that occur only in
+    /// files are converted: see [`Dtype::stored_as`].
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) if the device cannot be read.
@@ -241,7 +241,7 @@ impl Weight {
         !matches!(self, Self::Stored(_))
     }
 
-    /// The arithmetic of its products.
+    /// The precision of its products.
     pub(crate) fn precision(&self) -> Precision {
         match self {
             Self::Stored(stored) => stored.precision,

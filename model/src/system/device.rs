@@ -99,10 +99,11 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
     choose_for(choice, 0)
 }
 
-/// Opens the device for `choice` of the process with this number among those of a run on this machine: each takes a GPU of its own.
+/// Opens the device for `choice` for process `number` of a run with several processes on this machine: each uses its
+/// own GPU.
 ///
 /// # Errors
-/// As [`choose`], and there are fewer GPUs.
+/// As [`choose`], or there are too few GPUs.
 pub fn choose_for(choice: DeviceChoice, number: usize) -> Result<Chosen> {
     match choice {
         DeviceChoice::Cpu => Ok(cpu("requested")),

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-/// Where a container finds its own control groups.
+/// Where a container finds its control groups.
 const CGROUPS: &str = "/sys/fs/cgroup";
 const MEMINFO: &str = "/proc/meminfo";
 
@@ -11,8 +11,8 @@ pub fn total_bytes() -> Option<u64> {
     meminfo("MemTotal")
 }
 
-/// The most memory that this process can ever use, in bytes: the machine's, or the container's limit if lower, plus
-/// the swap that the container may use.
+/// The maximum memory that this process can use, in bytes: the machine's, or the container's limit if lower, plus the
+/// swap that the container may use.
 pub fn limit_bytes() -> Option<u64> {
     limit_of(&fs::read_to_string(MEMINFO).ok()?, Path::new(CGROUPS))
 }
@@ -101,12 +101,13 @@ impl<'a> Cgroup<'a> {
         fs::read_to_string(self.root.join(self.names.folder).join(name)).ok()
     }
 
-    /// `None` if there is no such limit, which cgroup 2 writes as `max`, and cgroup 1 as a number above all memory.
+    /// `None` if there is no such limit, which cgroup 2 writes as `max`, and cgroup 1 as a number larger than any
+    /// memory.
     fn number(&self, name: &str) -> Option<u64> {
         self.text(name)?.trim().parse().ok()
     }
 
-    /// The limits of memory, of swap, and of both together; the largest number where there is none.
+    /// The limits of memory, of swap, and of both together; the largest number if there is no limit.
     fn limits(&self) -> [u64; 3] {
         let names = [Some(self.names.limit), self.names.swap, self.names.with_swap];
         names.map(|name| name.and_then(|name| self.number(name)).unwrap_or(u64::MAX))
@@ -119,7 +120,7 @@ impl<'a> Cgroup<'a> {
     }
 }
 
-/// The number behind `name` in lines of names and numbers.
+/// The number after `name` in lines of names and numbers.
 fn number_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?.trim().parse().ok()
 }

@@ -12,11 +12,11 @@ thread_local! {
     static IS_CAUGHT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls a library that may panic on input that it does not expect. Its message is returned, not printed. What `run` uses
-/// must not be left half changed by a panic.
+/// Calls a library that may panic on unexpected input. The panic message is returned, not printed. A panic must not
+/// leave anything that `run` uses half changed.
 ///
 /// # Errors
-/// It panicked: its message.
+/// The message, if `run` panicked.
 pub fn caught<T>(run: impl FnOnce() -> T) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

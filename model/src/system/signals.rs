@@ -2,8 +2,8 @@
 
 use std::{fs, sync::OnceLock};
 
-/// Whether SIGHUP was ignored when this was first called, as `nohup` has it: then it stays ignored. Linux tells; elsewhere
-/// false.
+/// Whether SIGHUP was ignored when this was first called, as under `nohup`: then it stays ignored. Always false on
+/// systems other than Linux.
 pub fn ignores_hangups() -> bool {
     static IS_IGNORED: OnceLock<bool> = OnceLock::new();
     *IS_IGNORED.get_or_init(|| {

@@ -1,10 +1,11 @@
-//! Chat templates: converts messages to the text, and the token ids, that a model was tuned on.
+//! Chat templates: convert messages to the text, and the token ids, that a model was tuned on.
 //!
 //! Scope: reading messages and templates, rendering them as `transformers` does, and tokenizing the result. Serving and
 //! training share this code, so they cannot differ.
 //!
 //! A template is a Jinja program that comes with the model. It has access only to its arguments, and its size,
-//! instructions, time and memory are limited (`environment` and `budget`), because clients may send their own.
+//! instructions, time and memory are limited (`environment` and `budget`), because clients may send their own
+//! templates.
 
 mod assistant_mask;
 mod budget;
@@ -180,10 +181,10 @@ impl ChatTemplate {
         self.render_to_end(inputs, context, end)
     }
 
-    /// Renders and tokenizes a conversation. The messages are given to the template in the first of these forms that it
-    /// accepts: `developer` messages as they are if it knows that role, or as `system`; arguments of tool calls that are JSON
-    /// objects in strings as objects, or as strings; ids of tool calls as they are, or as nine letters and digits. The text
-    /// parts of a content are a list if the template reads lists, and else a text with newlines between them.
+    /// Renders and tokenizes a conversation. The template gets the messages in the first of these forms that it
+    /// accepts: `developer` messages unchanged if it knows that role, or as `system`; arguments of tool calls as JSON
+    /// objects, or as strings; ids of tool calls unchanged, or as nine letters and digits. The text parts of a content
+    /// are passed as a list if the template reads lists, else joined by newlines.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -307,8 +308,8 @@ impl ChatTemplate {
     }
 
     /// The conversation up to the end of a last message that has a thought, as the assistant wrote it: its text after
-    /// the generation prompt. Templates remove closed thoughts from messages, or write an empty one before an open
-    /// one. `None` if the message has no thought, or the template no generation prompt.
+    /// the generation prompt. Templates remove closed thoughts from messages, or write an empty one before an open one.
+    /// `None` if the message has no thought, or the template has no generation prompt.
     fn continued_thought(&self, inputs: &Inputs, context: &RenderContext) -> Option<String> {
         let (last, earlier) = inputs.messages.split_last()?;
         let text = match last.get("content")? {
@@ -399,10 +400,10 @@ fn message_json(message: &Message, content: Value, template: &ChatTemplate) -> V
     Value::Object(json)
 }
 
-/// The usual name of what the model thought before an earlier answer.
+/// The usual name of the model's earlier thoughts (reasoning).
 const REASONING_CONTENT: &str = "reasoning_content";
 
-/// The names under which clients send, and templates read, what the model thought before an earlier answer.
+/// The names under which clients send, and templates read, the model's earlier thoughts (reasoning).
 pub const REASONING: [&str; 3] = [REASONING_CONTENT, "thinking", "reasoning"];
 
 /// Gives the reasoning of a message every name that a template may read. As in `transformers`, except that `reasoning` is
@@ -422,7 +423,7 @@ fn with_reasoning(message: Map<String, Value>, reads_reasoning: bool) -> Map<Str
 }
 
 /// The template's variables, as `transformers` passes them: without tools or documents, `tools` and `documents` are
-/// none, not undefined; further variables may replace the special tokens.
+/// `none`, not undefined; further variables may replace the special tokens.
 fn variables(inputs: &Inputs, context: &RenderContext) -> minijinja::Value {
     let special_tokens = [
         ("bos_token", &context.bos_token),

@@ -55,7 +55,7 @@ pub struct EncodeOptions {
 }
 
 impl EncodeOptions {
-    /// Nothing is added or parsed: for text written by a user, or training documents.
+    /// No special tokens are added or parsed: for text written by a user, or training documents.
     pub const TEXT: Self = Self { add_special_tokens: false, parse_special_tokens: false };
     /// Special tokens are added, and parsed in the text: for whole prompts, as in `transformers`.
     pub const PROMPT: Self = Self { add_special_tokens: true, parse_special_tokens: true };
@@ -70,7 +70,7 @@ pub struct DecodeOptions {
     pub skip_special_tokens: bool,
 }
 
-/// A token with a role, such as the beginning of a document or the end of an answer.
+/// A token with a role, such as beginning of document or end of answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialToken {
     /// Its id.
@@ -138,8 +138,8 @@ impl Tokenizer {
         Self { longest_word: n_bytes, ..self }
     }
 
-    /// The tokenizer for a model with a vocabulary of `vocab_size`. If it has further tokens, such as one for pictures, texts
-    /// with such a token cannot be encoded.
+    /// The tokenizer for a model with a vocabulary of `vocab_size`. If the tokenizer has more tokens, such as one for
+    /// images, texts with such a token cannot be encoded.
     #[must_use]
     pub fn for_vocabulary(self, vocab_size: usize) -> Self {
         Self { n_known: vocab_size, ..self }
@@ -164,14 +164,14 @@ impl Tokenizer {
         self.finish(self.split_language(text), options, read)
     }
 
-    /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
-    /// are parsed first, then the marks are removed.
+    /// Encodes a rendered chat in which `mark` splits the special-token strings that must stay text. Special tokens are
+    /// parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
         guarded(|| self.finish((None, text), options, |text| self.read_marked(text, mark)))
     }
 
-    /// The tokens of [`encode_marked`](Self::encode_marked), each with its bytes in `text`: none if it was added by the
-    /// post-processor. A token that is a part of a character has all bytes of the character.
+    /// The tokens of [`encode_marked`](Self::encode_marked), each with its byte range in `text`; `None` if the
+    /// post-processor added it. A token that is a part of a character has all bytes of the character.
     pub(crate) fn locate_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Located> {
         guarded(|| self.locate_unguarded(text, mark, options))
     }
@@ -267,7 +267,7 @@ impl Tokenizer {
         self.inner.pieces.bytes(id).to_vec()
     }
 
-    /// The most bytes of a text of `n_tokens`. `None` if that is not known, because the tokenizer may drop characters or
+    /// Maximum number of bytes of a text of `n_tokens`. `None` if unknown, because the tokenizer may drop characters or
     /// turn any number of them into one token.
     pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
         let Inner { library, pieces, model_unk, may_go_on, .. } = &*self.inner;
@@ -277,7 +277,7 @@ impl Tokenizer {
             return None;
         }
         let longest = (0..pieces.len() as TokenId).map(|id| pieces.bytes(id).len()).max()?;
-        // NFC is the only normalizer with which `may_go_on` is true. At most it shortens a text to a third; the factor
+        // NFC is the only normalizer with which `may_go_on` is true. It shortens a text at most to a third; the factor
         // leaves a margin.
         let factor = if library.get_normalizer().is_some() { 4 } else { 1 };
         n_tokens.checked_mul(longest)?.checked_mul(factor)
@@ -289,14 +289,14 @@ impl Tokenizer {
         ids.iter().map(bytes_of).sum()
     }
 
-    /// The first id, of those that both have, whose tokens differ.
+    /// The first id, among the ids that both tokenizers have, whose tokens differ.
     pub fn first_difference(&self, other: &Tokenizer) -> Option<TokenId> {
         let n_ids = self.vocab_size().min(other.vocab_size()) as TokenId;
         (0..n_ids).find(|&id| self.inner.pieces.bytes(id) != other.inner.pieces.bytes(id))
     }
 
-    /// The largest id plus 1, including added tokens, but none that the model [does not have](Self::for_vocabulary): the
-    /// minimum `vocab_size` of a model.
+    /// The largest id plus 1, including added tokens, except tokens that the model [does not
+    /// have](Self::for_vocabulary): the minimum `vocab_size` of a model.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len().min(self.n_known)
     }
@@ -371,7 +371,7 @@ impl Tokenizer {
             let mut bounds: Vec<usize> = iter::once(start).chain(cuts).chain([end]).collect();
             bounds.dedup();
             if bounds.len() == 2 {
-                // A single character that is itself the special token: it has no other spelling.
+                // The special token is a single character: it cannot be split.
                 return Err(EncodeFailure::Character(first));
             }
             parts.extend(bounds.windows(2).rev().map(|bounds| (bounds[0], bounds[1])));
@@ -400,7 +400,7 @@ impl Tokenizer {
         })
     }
 
-    /// What cuts texts into tokens.
+    /// The model that splits texts into tokens.
     fn model(&self) -> &ModelWrapper {
         self.inner.cutter.as_ref().map_or(self.inner.library.get_model(), |cutter| &cutter.model)
     }
@@ -412,8 +412,8 @@ impl Tokenizer {
         Token { id: number.unwrap_or_default(), value, offsets: token.offsets }
     }
 
-    /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which stands
-    /// for a single byte, may be marked as special too; it is allowed.)
+    /// Whether `token` is a special token whose string is spelled out in `text`. (A byte-fallback token, which
+    /// represents a single byte, may also be marked as special; it is allowed.)
     fn is_injected(&self, token: &Token, text: &str) -> bool {
         self.is_special(token.id)
             && self.inner.model_unk != Some(token.id)

@@ -64,7 +64,7 @@ pub(super) struct Fields<'a> {
     path: &'a Path,
     /// The prefix of keys in the file, for messages.
     prefix: &'a str,
-    /// Takes notes of what cannot change the numbers, if someone wants them.
+    /// Records ignored fields that cannot change the numbers, if the caller asked for it.
     passed_over: Option<&'a PassedOver>,
 }
 
@@ -73,12 +73,12 @@ impl<'a> Fields<'a> {
         Self { map, path, prefix: "", passed_over: None }
     }
 
-    /// The same fields. What is passed over in them is noted in `passed_over`.
+    /// The same fields, which record ignored ones in `passed_over`.
     pub(super) fn noting(self, passed_over: &'a PassedOver) -> Self {
         Self { passed_over: Some(passed_over), ..self }
     }
 
-    /// Passes over something that cannot change the numbers; `what` is a clause that says what.
+    /// Records that something is ignored because it cannot change the numbers; `what` is a clause that names it.
     pub(super) fn pass_over(&self, what: impl FnOnce() -> String) {
         if let Some(passed_over) = self.passed_over {
             passed_over.note(what());
@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
         Ok(Some(Fields { map, prefix: "", ..*self }))
     }
 
-    /// The object under `key`, if present. As in Python, `false`, 0 and what is empty count as none.
+    /// The object under `key`, if present. As in Python, `false`, 0 and empty values count as none.
     pub(super) fn object_if_true(&self, key: &str) -> Result<Option<Fields<'a>>> {
         let is_nothing = self.get(key).is_some_and(|value| Fixed::Nothing.is(value));
         if is_nothing { Ok(None) } else { self.object(key) }
@@ -137,7 +137,7 @@ impl<'a> Fields<'a> {
         size.map(Some).ok_or_else(|| self.wrong(key, "a whole number, 0 or more", value))
     }
 
-    /// One whole number or a list of them; empty if the key is absent.
+    /// A single integer or a list of integers; empty if the key is absent.
     pub(super) fn whole_numbers(&self, key: &str) -> Result<Vec<i64>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);

@@ -23,7 +23,7 @@ use crate::{
     gpt::{Gpt, lora::LoraValues},
 };
 
-/// A `config.json`: that of a wrapper as its text class would have it.
+/// A `config.json`; for a wrapper, in the form of its text class.
 #[derive(Clone, Copy)]
 pub(super) struct DirConfig<'a> {
     pub(super) json: &'a Map<String, Value>,
@@ -32,7 +32,7 @@ pub(super) struct DirConfig<'a> {
     pub(super) path: &'a Path,
 }
 
-/// What the fields of `config.json` describe.
+/// The schema and the configuration that the fields of `config.json` describe.
 pub(super) fn schema_and_config(fields: &Fields<'_>) -> Result<(HfSchema, GptConfig)> {
     let schema = HfSchema::of(fields)?;
     Ok((schema, schema.read_config(fields)?))
@@ -50,8 +50,8 @@ pub(super) fn build(
     })
 }
 
-/// Opens the weights, of which a wrapper's text part is used: `load` gets the tensors, those that other programs quantized, and
-/// what to load and how, but for these.
+/// Opens the weights; of a wrapper, only the text part's. `load` gets the tensors, the matrices that other programs
+/// quantized, and the rest of the load plan.
 pub(super) fn open<T>(
     DirConfig { json: config_json, wrapper, path }: DirConfig<'_>,
     files: &TensorFiles,
@@ -63,7 +63,7 @@ pub(super) fn open<T>(
     let (mut schema, mut config) = schema_and_config(&fields)?;
     let mut tensors = files.table()?;
     if config.mlm_head.is_some() && !has_mlm_head(&tensors, schema) {
-        // Models that make vectors were often saved with the class of the model that they were made of.
+        // Embedding models were often saved with the class of the model from which they were made.
         fields.pass_over(|| format!("there are no tensors of the head of `{}`", schema.class()));
         schema = schema.without_mlm_head();
         config = schema.read_config(&fields)?;
@@ -111,7 +111,8 @@ pub(super) fn open<T>(
     load(tensors, packed, plan)
 }
 
-/// Whether a decoder has no output matrix: there is a head for classes in its place, or it is one for vectors, as `modules.json` says.
+/// Whether a decoder has no output matrix: it has a classification head instead, or `modules.json` says that it is an
+/// embedding model.
 pub(super) fn lacks_output(config_json: &Map<String, Value>, path: &Path, tensors: &TensorTable<'_>) -> Result<bool> {
     let fields = Fields::new(config_json, path);
     let (schema, config) = schema_and_config(&fields)?;
@@ -125,7 +126,7 @@ pub(super) fn lacks_output(config_json: &Map<String, Value>, path: &Path, tensor
     Ok(has_head || (is_for_vectors && !config.tie_embeddings && !is_there()))
 }
 
-/// Whether the tensors of the head for masked tokens are there.
+/// Whether the tensors of the masked-LM head exist.
 fn has_mlm_head(tensors: &TensorTable<'_>, schema: HfSchema) -> bool {
     schema.tensor_names().has_part("mlm_head.", |name| tensors.get(name).is_some())
 }

@@ -1,4 +1,4 @@
-//! What the files of a model dir say about an encoder beside its weights: how texts become vectors, and a head for classes.
+//! Files of an encoder's model dir besides its weights: pooling, and a classification head.
 
 use std::path::Path;
 
@@ -23,8 +23,8 @@ pub fn load_class_without_head(dir: &Path) -> Result<&'static str> {
     Ok(HfSchema::of(&Fields::new(&json, &path))?.without_mlm_head().class())
 }
 
-/// How the files of the model dir `dir` say that texts become vectors, and how many tokens of a text they let it read. A GGUF file
-/// says neither here.
+/// The pooling of the model dir `dir` as its files state it, and how many tokens of a text it reads. A GGUF file states
+/// neither here.
 ///
 /// # Errors
 /// A file cannot be read, or is not JSON.
@@ -33,7 +33,7 @@ pub fn load_pooling(dir: &Path) -> Result<(OwnPooling, Option<usize>)> {
     open(dir, |_| Ok((OwnPooling::Unstated, None)), of_dir)
 }
 
-/// The head for classes of the encoder in `dir`, if it has one.
+/// The classification head of the encoder in `dir`, if it has one.
 ///
 /// # Errors
 /// As [`load`](super::model_dir::load).
@@ -45,10 +45,11 @@ pub fn load_classifier(dir: &Path) -> Result<Option<Classifier>> {
     open(dir, |_| Ok(None), of_dir)
 }
 
-/// A head with random weights for the classes `labels`, as the family of the encoder in `dir` has it.
+/// A classification head with random weights for the classes `labels`, in the form of the family of the encoder in
+/// `dir`.
 ///
 /// # Errors
-/// As [`load`](super::model_dir::load); and a family without such heads.
+/// As [`load`](super::model_dir::load); or the family has no such heads.
 pub fn fresh_classifier(dir: &Path, labels: &[String], pooling: Pooling, seed: u64) -> Result<Classifier> {
     let (json, path) = load_config_json(&model_of(dir))?;
     let fields = Fields::new(&json, &path);

@@ -9,13 +9,13 @@ use crate::text::{
     },
 };
 
-/// The configuration, in the keys of its class.
+/// The configuration, with the keys of its class.
 pub(super) const CONFIG_FILE: &str = "config.json";
 /// Sampling defaults, and the tokens that end a text.
 pub(super) const GENERATION_FILE: &str = "generation_config.json";
 /// Weights in one file.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
-/// The list of what a text goes through in an embedding model: the model, pooling, and what else there is.
+/// The list of an embedding model's modules: the model, pooling, and further layers.
 pub(super) const MODULES_FILE: &str = "modules.json";
 /// The settings of the pooling, in the folder that all programs give it.
 pub(super) const POOLING_FILE: &str = "1_Pooling/config.json";
@@ -26,7 +26,7 @@ pub(super) const PROMPTS_FILE: &str = "config_sentence_transformers.json";
 /// The index of sharded weights.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
 
-/// What a model dir may have beside its configuration and its weights.
+/// Files that a model dir may have besides its configuration and its weights.
 pub(super) const BESIDE_WEIGHTS: [&str; 25] = [
     TOKENIZER_FILE,
     TEKKEN_FILE,
@@ -46,7 +46,7 @@ pub(super) const BESIDE_WEIGHTS: [&str; 25] = [
     POOLING_FILE,
     TEXT_LIMIT_FILE,
     PROMPTS_FILE,
-    // The layers that some embedding models have behind the pooling.
+    // The layers that some embedding models have after the pooling.
     "2_Dense/config.json",
     "2_Dense/model.safetensors",
     "3_Dense/config.json",

@@ -31,7 +31,7 @@ pub(super) use writer::{TensorPlan, TensorWriter};
 /// The library's limit on the size of a header.
 const MAX_HEADER_BYTES: usize = 100_000_000;
 
-/// The hint for a file that is shorter than it says.
+/// The hint for a file that is shorter than its header states.
 pub(super) const TRUNCATED: &str = "the file may be truncated or still downloading";
 
 /// See [`StoredTensor`].
@@ -208,7 +208,7 @@ impl TensorFiles {
     }
 }
 
-/// The weights files of the model dir `dir`, sorted by name: those that [`TensorFiles::open`] reads.
+/// The weights files of the model dir `dir`, sorted by name: the files that [`TensorFiles::open`] reads.
 pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(listed_files(dir)?.into_keys().map(|file| dir.join(file)).collect())
 }

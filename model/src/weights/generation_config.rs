@@ -10,14 +10,14 @@ use crate::{TokenId, config::GptConfig, decode::sampling::SamplingParams, error:
 /// The end-of-sequence tokens, here and in `config.json`.
 pub(super) const EOS: &str = "eos_token_id";
 
-/// `params` with one parameter from a value of the file. `None` if it is no number.
+/// Sets one parameter of `params` from a value of the file. `None` if the value is not a number.
 type Set = fn(SamplingParams, &Value) -> Option<SamplingParams>;
 
 /// They shape the distribution that tokens are drawn from.
 const SHAPING: [(&str, Set); 7] = [
     ("temperature", |params, value| Some(SamplingParams { temperature: value.as_f64()? as f32, ..params })),
     ("top_k", |params, value| {
-        // Some files say -1 for none.
+        // Some files use -1 for none.
         let none = value.as_i64() == Some(-1);
         let top_k = if none { 0 } else { usize::try_from(value.as_u64()?).ok()? };
         Some(SamplingParams { top_k, ..params })

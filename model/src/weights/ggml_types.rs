@@ -1,5 +1,5 @@
-//! How files store weights: one by one, as safetensors and GGUF files do, or quantized in blocks that share a scale, as GGML
-//! lays them out in GGUF files. All is little-endian.
+//! How files store weights: as single values, in safetensors and GGUF files, or quantized in blocks that share a scale,
+//! in GGML's layout in GGUF files. Everything is little-endian.
 
 mod blocks;
 mod codebooks;
@@ -17,8 +17,8 @@ pub(super) fn mx_block(exponent: u8, pairs: &[u8]) -> MxBlock {
     blocks::mx_of(exponent, std::array::from_fn(|at| pairs[at / 2] >> (at % 2 * 4) & 15))
 }
 
-/// The type of a tensor's values. In blocks, unless they are floats: [`ALL`](ElementType::ALL) says
-/// of which size.
+/// The type of a tensor's values. Types other than floats are stored in blocks, whose sizes are in
+/// [`ALL`](ElementType::ALL).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ElementType {
     F32,
@@ -60,9 +60,10 @@ pub(super) enum ElementType {
     Tq2_0,
     /// Sizes in fours from a codebook, and signs. Each 32 have a scale of 4 bits, in units of the block's scale.
     Iq3S,
-    /// As `IQ3_S`, with a smaller codebook and signs whose number is even.
+    /// As `IQ3_S`, with a smaller codebook and an even number of negative signs.
     Iq3Xxs,
-    /// Sizes in eights from a codebook, and signs whose number is even. Each 32 have a scale of 4 bits.
+    /// Magnitudes from a codebook, eight at a time, and an even number of negative signs. Each 32 values have a scale
+    /// of 4 bits.
     Iq2Xxs,
     /// As `IQ2_XXS`, with a larger codebook and a scale for each 16.
     Iq2Xs,
@@ -81,13 +82,13 @@ struct TypeRow {
     /// In GGUF.
     number: u32,
     name: &'static str,
-    /// Values in a block, 1 where each is stored by itself; a power of two.
+    /// Values per block; 1 for types without blocks. A power of two.
     block_len: usize,
     /// Bytes that a block takes.
     block_bytes: usize,
     /// The dtype that represents the values exactly.
     dtype: Dtype,
-    /// Where a block has f16 factors, which are the only ones of its values that can be infinite or NaN.
+    /// Positions of a block's f16 factors, which are the only parts that can be infinite or NaN.
     factors: &'static [usize],
 }
 
@@ -142,7 +143,7 @@ impl ElementType {
         &Self::ALL[self as usize]
     }
 
-    /// The type with this number in GGUF. The error says what is wrong with a tensor of another type.
+    /// The type with this number in GGUF. The error explains why a tensor of another type cannot be read.
     pub(super) fn from_number(number: u32) -> Result<Self, String> {
         let known = Self::ALL.iter().find(|row| row.number == number);
         known.map(|row| row.element).ok_or_else(|| {
@@ -157,7 +158,7 @@ impl ElementType {
         })
     }
 
-    /// Values in a block, 1 where each is stored by itself; a power of two.
+    /// Values per block; 1 for types without blocks. A power of two.
     pub(super) fn block_len(self) -> usize {
         self.row().block_len
     }
@@ -167,7 +168,7 @@ impl ElementType {
         self.row().block_bytes
     }
 
-    /// Bytes that so many values take, which are whole blocks.
+    /// Bytes of `n_values` values, which must be whole blocks.
     pub(super) fn bytes_of(self, n_values: usize) -> usize {
         n_values / self.block_len() * self.block_bytes()
     }
@@ -200,7 +201,7 @@ impl ElementType {
 
     /// Whether all values of whole blocks are numbers, and finite.
     pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
-        // Infinities and NaN have all bits of the exponent set. In most blocks, only the factors can be either.
+        // Infinities and NaN have all bits of the exponent set. In most blocks, only the factors can have them.
         let mut each = bytes.chunks_exact(self.block_bytes());
         match self {
             Self::F32 => lacks(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000),
@@ -320,7 +321,7 @@ mod tests {
                 let near = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
                 assert!(near, "{name}, value {at}: {found}, expected {expected}");
             }
-            // As blocks of 32 of its own kind and of 8 bits.
+            // As blocks of 32, in its own format and in 8 bits.
             let largest =
                 expected.chunks(32).map(|block| block.iter().fold(0.0_f32, |most, value| most.max(value.abs())));
             for (dtype, is_exact) in [

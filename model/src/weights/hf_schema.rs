@@ -73,8 +73,8 @@ impl HfSchema {
         })
     }
 
-    /// The schema that can express `config`: the class asked for, otherwise the first such class of the table, otherwise
-    /// Hearth's own.
+    /// The schema that can express `config`: the requested class, otherwise the first such class of the table,
+    /// otherwise Hearth's own.
     pub(super) fn for_config(config: &GptConfig, class: Option<&str>) -> Result<(Self, Map<String, Value>)> {
         let mut candidates = architectures().filter(|known| class.is_none_or(|class| known.class == class));
         if let Some(found) = candidates.find_map(|known| Some((Self::Class(known), known.write(config)?))) {
@@ -106,7 +106,7 @@ impl HfSchema {
         }
     }
 
-    /// The schema of the encoder alone, if this is one with a head for masked tokens.
+    /// The schema of the encoder alone, if this schema has a masked-LM head.
     pub(super) fn without_mlm_head(self) -> Self {
         let Self::Class(with_head) = self else { return self };
         // The first of a type.
@@ -145,7 +145,7 @@ impl HfSchema {
     }
 }
 
-/// The key of `config.json` that says how matrices are quantized.
+/// The key of `config.json` for the quantization of matrices.
 const QUANTIZATION: &str = "quantization_config";
 /// The value of `quant_method` in it for matrices in Hearth's blocks.
 const OWN_METHOD: &str = "hearth";
@@ -159,11 +159,11 @@ pub(super) enum Quantization {
     Packed(Method),
 }
 
-/// How matrices are quantized according to `config.json`, if they are.
+/// The quantization of matrices according to `config.json`, if there is one.
 ///
 /// # Errors
-/// [`Error::File`] for other quantization methods than those of [`Quantization`], and for parameters of theirs that are
-/// not supported.
+/// [`Error::File`] for other quantization methods than [`Quantization`] has, and for unsupported parameters of these
+/// methods.
 pub(super) fn quantization(config: &Map<String, Value>, path: &Path) -> Result<Option<Quantization>> {
     let Some(json) = config.get(QUANTIZATION).filter(|value| !value.is_null()) else { return Ok(None) };
     let refuse = |key: &str, what: String| Err(Error::file(path, format!("`{QUANTIZATION}{key}` {what}")));

@@ -1,4 +1,4 @@
-//! Which matrices take more memory than in their file, for the log.
+//! Lists matrices that take more memory than in their file, for the log.
 
 use std::path::Path;
 

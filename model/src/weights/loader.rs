@@ -1,5 +1,5 @@
-//! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
-//! computes with it.
+//! Loads parameters from the tensors of files, Hugging Face's or GGUF's, in the form in which they are stored if the
+//! device can compute with it.
 
 use std::collections::HashSet;
 
@@ -33,13 +33,13 @@ use crate::{
 /// Blocks that each parallel task checks for infinite and NaN values.
 const PIECE: usize = 1 << 12;
 
-/// What to load, and how.
+/// The parameters to load, and their form.
 pub(super) struct LoadPlan<'a> {
     pub(super) names: TensorNames,
-    /// Matrices whose tensors are not in the table, since other programs quantized them.
+    /// Matrices that other programs quantized; their tensors are not in the table.
     pub(super) packed: Option<&'a PackedMatrices<'a>>,
     pub(super) config: &'a GptConfig,
-    /// The dtype of matrices; without one, each keeps its own.
+    /// The dtype of matrices; `None`: each keeps the dtype of the file.
     pub(super) dtype: Option<Dtype>,
     /// Without a `dtype`: whether f16 is kept, and not widened to f32.
     pub(super) keeps_f16: bool,
@@ -56,7 +56,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     load_by(table, plan, |dtype, read| Gpt::from_params(plan.config, dtype, plan.device, read))
 }
 
-/// Builds what `make` makes of a dtype and of parameters as they are stored in `table`; errors as of [`load`].
+/// Calls `make` with a dtype and a function that loads parameters from `table`; errors as in [`load`].
 pub(super) fn load_by<'t, T>(
     table: &'t TensorTable<'_>,
     plan: &'t LoadPlan<'t>,
@@ -78,7 +78,7 @@ pub(super) fn load_by<'t, T>(
     }
     loader.larger.log(table.path());
     let tied_copy = names.tied_copy(config).and_then(|name| table.get(name)).map(|copy| copy.name);
-    // What makes a vector of an encoder's hidden states predictions of masked tokens, and is not computed.
+    // The head that predicts masked tokens from an encoder's hidden states is not computed.
     let is_head = |tensor: &StoredTensor<'_>| config.bidirectional && is_encoder_head(tensor.name);
     let is_other = |tensor: &StoredTensor<'_>| is_head(tensor) || is_copy(tensor, table, config);
     let is_surplus = |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && tied_copy != Some(tensor.name);
@@ -191,11 +191,11 @@ impl<'t, 'a> Loader<'t, 'a> {
         name.and_then(|name| self.get(name))
     }
 
-    /// A matrix of Hearth's own blocks: its numbers, and its scales and minima, which are tensors of their own.
+    /// A matrix in Hearth's own blocks: its numbers, scales and minima are separate tensors.
     fn quantized(&mut self, numbers: &'t StoredTensor<'a>, dims: [usize; 2]) -> Result<ParamData<'t>> {
         let scales = self.table.require(&scales_of(numbers.name))?;
         let minima = match self.table.get(&minima_of(numbers.name)) {
-            // Without them, numbers of 4 bits would be taken for those of q4.
+            // Without minima, 4-bit numbers would be taken for q4.
             None if self.plan.dtype.is_some_and(Dtype::has_minima) && !numbers.is_q8() => {
                 return Err(self.table.missing(&minima_of(numbers.name)));
             }
@@ -279,7 +279,7 @@ struct StoredPart<'t> {
     order: RowOrder,
 }
 
-/// What has the rows of a parameter.
+/// A source of a parameter's rows.
 enum Source<'t> {
     /// A tensor of this type, or an expert's part of one.
     Plain(StoredTensor<'t>, ElementType),
@@ -375,8 +375,8 @@ impl<'a> StoredParam<'a> {
         })))
     }
 
-    /// The parts without conversion, if all are quantized, and some to what only files have. Parts of different types are
-    /// separate matrices, each of which must fill whole panels of 32 rows.
+    /// The parts without conversion, if all are quantized, and some in a dtype that occurs only in files. Parts of
+    /// different dtypes are separate matrices, each of which must fill whole panels of 32 rows.
     fn as_blocks(&self, d_in: usize) -> Option<Vec<(Dtype, BlockRows<'_>)>> {
         let dtype = |part: &StoredPart<'_>| part.source.dtype().unwrap_or_default();
         let is_quantized = self.parts.iter().all(|part| dtype(part).is_quantized());
@@ -387,7 +387,7 @@ impl<'a> StoredParam<'a> {
             Source::Packed(matrix) => matrix.layout(),
             Source::Plain(..) => None,
         };
-        // Blocks of 8-bit floats have whole rows of their matrix, in its order.
+        // Blocks of 8-bit floats need whole rows of their matrix, in its order.
         let is_fp8 = |part: &StoredPart<'a>| dtype(part) == Dtype::Fp8;
         let is_reordered = |part: &StoredPart<'a>| is_fp8(part) && part.order != RowOrder::Same;
         if self.parts.iter().any(|part| is_reordered(part) || part.has_columns()) {
@@ -440,7 +440,7 @@ impl<'a> StoredParam<'a> {
     }
 }
 
-/// The blocks of parts of one dtype, in which they have their values exactly.
+/// The blocks of parts of one dtype, with their exact values.
 fn block_rows<'p>(parts: &'p [StoredPart<'_>], d_in: usize) -> BlockRows<'p> {
     let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
     let dtype = parts[0].source.dtype().unwrap_or_default();
@@ -526,12 +526,12 @@ impl StoredPart<'_> {
         (*element, bytes_of_row(tensor, *element, row, width))
     }
 
-    /// Whether rows are columns of the tensor's matrices, whose blocks have values of many rows then.
+    /// Whether rows are columns of the tensor's matrices, so that a block has values of many rows.
     fn has_columns(&self) -> bool {
         matches!(self.order, RowOrder::HeadColumns { .. })
     }
 
-    /// The values of row `row` of the tensor, or of its column if it is transposed.
+    /// The values of row `row` of the tensor, or of column `row` if it is transposed.
     fn decode(&self, row: usize, out: &mut [f32]) {
         match &self.source {
             Source::Packed(matrix) => matrix.decode(row, out),

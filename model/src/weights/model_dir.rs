@@ -48,11 +48,11 @@ use crate::{
     },
 };
 
-/// In the folder of a training run: the folder of its best model, and the file by which a run is recognized.
+/// In the folder of a training run: the folder of its best model, and the file that identifies a run.
 const RUN_MODEL: &str = "model";
 const RUN_FILE: &str = "config.toml";
 
-/// The model dir at `dir`: for the folder of a training run, that of its best model, which may not exist yet. All
+/// The model dir at `dir`; for the folder of a training run, the dir of its best model, which may not exist yet. All
 /// functions here that open a model dir also open a run.
 pub fn model_of(dir: &Path) -> Cow<'_, Path> {
     let is_run = dir.join(RUN_FILE).is_file() && !dir.join(CONFIG_FILE).exists();
@@ -81,8 +81,8 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     load_merged(dir, options, None)
 }
 
-/// Loads the model that the adapter in `dir` updates, with the adapter: as part of the matrices, or beside those that are
-/// quantized.
+/// Loads the model that the adapter in `dir` updates, with the adapter: merged into the matrices, or beside them if
+/// they are quantized.
 fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let base = adapter_base(dir)?;
     let config = load_config(&base)?;
@@ -95,7 +95,7 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     } else {
         load_merged(&base, options, Some(&values))?
     };
-    // What the adapter was trained with, where it was saved.
+    // The files with which the adapter was trained, if they were saved.
     if dir.join(TOKENIZER_FILE).exists() {
         loaded.tokenizer = Tokenizer::from_dir(dir)?;
         loaded.chat_template = ChatTemplate::from_dir(dir)?.or(loaded.chat_template);
@@ -107,7 +107,7 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
 /// The model that the adapter in `dir` updates.
 ///
 /// # Errors
-/// [`Error::File`] if its configuration names none that is on this machine.
+/// [`Error::File`] if its configuration names no model on this machine.
 pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
     Adapter::base_dir(dir)?.ok_or_else(|| {
         Error::file(dir, "is an adapter, and the model that it updates is not on this machine")
@@ -230,8 +230,8 @@ pub fn load_embedded_config(dir: &EmbeddedDir) -> Result<GptConfig> {
     Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
-/// The end-of-sequence tokens of the first file that lists some, and the tokenizer's `eos`: models that were tuned on chats
-/// often name the token that ends a turn only there.
+/// The end-of-sequence tokens of the first file that lists some, and the tokenizer's `eos`: for models that were tuned
+/// on chats, often only the tokenizer has the token that ends a turn.
 ///
 /// Ids outside the model's vocabulary are ignored with a warning: they can never be sampled, and small models are often
 /// saved with the ids of large ones.
@@ -309,8 +309,8 @@ fn load_gpt_and_config(
     Ok((gpt, json))
 }
 
-/// Loads the prediction head of `gpt` from the files that the model was loaded from, the model dir `dir` or a GGUF file; of a
-/// model with an adapter, that of the model that the adapter updates. `None` if they have none.
+/// Loads the prediction head of `gpt` from the files of the model: the model dir `dir` or a GGUF file; if `dir` has an
+/// adapter, from the adapter's base model. `None` if there is no head.
 ///
 /// # Errors
 /// As [`load`].
@@ -349,7 +349,7 @@ pub fn prediction_head_bytes(dir: &Path) -> Result<u64> {
 /// Whether `path` exists.
 ///
 /// # Errors
-/// `path` cannot be checked, or is a link to nothing.
+/// `path` cannot be checked, or is a dangling link.
 fn is_there(path: &Path) -> Result<bool> {
     match (path.try_exists(), fs::read_link(path)) {
         (Ok(false), Ok(target)) => {
@@ -376,8 +376,8 @@ pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
     })
 }
 
-/// Loads what the model dir `dir`, or a GGUF file, holds beside the model: tokenizer, chat template, and the tokens that end
-/// a text.
+/// Loads everything besides the model from the model dir `dir` or a GGUF file: tokenizer, chat template, and the tokens
+/// that end a text.
 ///
 /// # Errors
 /// As [`load`].
@@ -390,8 +390,8 @@ pub fn load_text(dir: &Path) -> Result<LoadedText> {
     })
 }
 
-/// The tokens that end a text of the model in `dir`, or in a GGUF file, if `tokenizer` is its tokenizer: its own, or one that
-/// an adapter was trained with.
+/// The tokens that end a text of the model in `dir`, or in a GGUF file. `tokenizer` is the model's tokenizer, or the
+/// one with which an adapter was trained.
 ///
 /// # Errors
 /// As [`load`].
@@ -405,8 +405,8 @@ fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> R
     eos_token_ids(&[load_generation_json(dir)?, (config_path, config)], vocab_size, tokenizer)
 }
 
-/// The tokens with which the decoder of the encoder-decoder in the model dir `dir` begins, as in [`LoadedModel`], and the one that
-/// fills up rows. None for other models.
+/// The tokens with which the decoder of the encoder-decoder in the model dir `dir` begins, as in [`LoadedModel`], and
+/// the padding token. Empty for other models.
 ///
 /// # Errors
 /// As [`load`].
@@ -438,8 +438,8 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
     Ok(schema_and_config(&Fields::new(&json, &path))?.1)
 }
 
-/// The quantized dtype of the model dir `dir`, if `hearth quantize` wrote it. `None` for GGUF files and for what other
-/// programs quantized: these have a type per matrix.
+/// The quantized dtype of the model dir `dir`, if `hearth quantize` wrote it. `None` for GGUF files and for models that
+/// other programs quantized: these have a dtype per matrix.
 ///
 /// # Errors
 /// As [`load`].
@@ -471,7 +471,7 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
     Ok(HfSchema::of(&Fields::new(&json, &path))?.class())
 }
 
-/// `config.json` and its path; that of a wrapper as its text class would have it.
+/// `config.json` and its path; for a wrapper, in the form of its text class.
 pub(super) fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);

@@ -21,12 +21,12 @@ use crate::{
 pub struct LoadOptions {
     /// The device.
     pub device: Device,
-    /// Dtype of matrices. `None`: the dtype in the files if that is bf16 or quantized and the device computes with it, else
-    /// f32; for a GGUF file, the dtype in the file or the nearest that the device computes with.
+    /// Dtype of matrices. `None`: the dtype in the files if that is bf16 or quantized and the device computes with it,
+    /// else f32; for a GGUF file, the dtype in the file or the nearest one that the device supports.
     pub dtype: Option<Dtype>,
 }
 
-/// What a model dir holds beside the model.
+/// The contents of a model dir besides the model.
 #[derive(Clone, Debug)]
 pub struct LoadedText {
     /// Text to ids and back.
@@ -46,23 +46,23 @@ pub struct LoadedModel {
     pub tokenizer: Tokenizer,
     /// How a conversation becomes a prompt, if the model knows conversations.
     pub chat_template: Option<ChatTemplate>,
-    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
-    /// GGUF file, those that it names and those that are known to end turns.
+    /// Tokens that end a text: the tokens in `generation_config.json`, else in `config.json`, else the tokenizer's
+    /// `eos`. For a GGUF file, the tokens that it names and tokens known to end turns.
     pub eos_token_ids: Vec<TokenId>,
     /// The tokens with which the decoder of an encoder-decoder begins: `decoder_start_token_id`, then `forced_bos_token_id` if there
     /// is one. Empty for other models.
     pub decoder_start: Vec<TokenId>,
     /// Sampling parameters from `generation_config.json` or a GGUF file; others are neutral.
     pub sampling_defaults: SamplingParams,
-    /// How the files say that texts become vectors.
+    /// The pooling that the files state.
     pub own_pooling: OwnPooling,
     /// Whether it has an output matrix for text, as all but encoders and some models for vectors and scores do.
     pub writes_text: bool,
-    /// What it wants before texts to make vectors of.
+    /// The prompts of an embedding model.
     pub prompts: Prompts,
-    /// How many tokens of a text its makers let it read, if they say.
+    /// The maximum number of tokens of a text that its files state, if any.
     pub text_limit: Option<usize>,
-    /// Its head for classes, if it has one.
+    /// The classification head, if there is one.
     pub classifier: Option<Classifier>,
 }
 

@@ -1,4 +1,4 @@
-//! What makes an encoder's hidden states scores of classes: the heads of the classes for sequences.
+//! Classification heads, which turn an encoder's hidden states into scores of classes: the classes for sequences.
 
 use std::path::Path;
 
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// How the names of such classes end.
+/// The suffix of the names of such classes.
 pub(super) const SEQUENCE_CLASS: &str = "ForSequenceClassification";
 
 /// How the names of classes for the single tokens of a text end.
@@ -43,7 +43,8 @@ const BASE_CLASS: &str = "Model";
 /// Standard deviation of fresh matrices, BERT's.
 const INIT_STD: f32 = 0.02;
 
-/// A family's head: the tensors of its first layer and their activation, those of its norm, and those of its last layer.
+/// A family's head: the tensors of its first layer, the activation, the tensor of its norm, and the tensors of its last
+/// layer.
 struct Head {
     model_types: &'static [&'static str],
     first: &'static str,
@@ -91,9 +92,9 @@ const HEADS: &[Head] = &[
     },
 ];
 
-/// The family whose configuration has a pooling.
+/// The family whose configuration states a pooling.
 const MODERN_BERT: &str = "modernbert";
-/// Hearth's own.
+/// Hearth's own model type.
 const OWN: &str = "hearth";
 
 /// Names of activations in Hearth's own configurations.
@@ -113,8 +114,8 @@ fn head_of(model_type: &str) -> Option<&'static Head> {
 /// The last layer of a decoder's head, which reads the last token's hidden state.
 pub(super) const DECODER_HEAD: &str = "score";
 
-/// The classifier of the model dir `dir` with the configuration `config`, if it has one: `gpt` and `tokenizer` are the dir's, and
-/// `template` may say how a query and a document are written.
+/// The classifier of the model dir `dir` with the configuration `config`, if it has one. `gpt` and `tokenizer` are the
+/// dir's; `template` may define how a query and a document are written.
 ///
 /// # Errors
 /// A tensor or a name is missing or wrong.
@@ -173,7 +174,7 @@ fn has_head(fields: &Fields<'_>) -> Result<bool> {
     Ok(class.ends_with(SEQUENCE_CLASS) || fields.text_or("model_type", "")? == OWN && fields.has("id2label"))
 }
 
-/// The head for classes of the encoder in `dir`, if its class has one.
+/// The classification head of the encoder in `dir`, if its class has one.
 ///
 /// # Errors
 /// A tensor or a name is missing or wrong.
@@ -190,7 +191,7 @@ pub(super) fn of_encoder(dir: &Path, fields: &Fields<'_>) -> Result<Option<Class
     Ok(Some(with_classes(dir, fields, (layers, pooling))?))
 }
 
-/// A classifier with these layers behind the pooling, and the classes and scores that the files name.
+/// A classifier with these layers after the pooling, and the classes and scores that the files name.
 fn with_classes(dir: &Path, fields: &Fields<'_>, (layers, pooling): (Vec<DenseLayer>, Pooling)) -> Result<Classifier> {
     let n_labels = layers.last().map_or(0, DenseLayer::d_out);
     let names = fields.object("id2label")?;
@@ -213,8 +214,8 @@ fn with_classes(dir: &Path, fields: &Fields<'_>, (layers, pooling): (Vec<DenseLa
     })
 }
 
-/// The tokens by which a decoder says yes and no to a pair of texts, if it is made for that: as vLLM's key of `config.json` names them,
-/// no before yes, or as sentence-transformers saves them. The second may be missing.
+/// The tokens with which a reranking decoder answers yes and no: from vLLM's key of `config.json`, which lists no
+/// before yes, or as sentence-transformers saves them. The second may be missing.
 fn deciding_tokens(
     dir: &Path,
     fields: &Fields<'_>,
@@ -241,7 +242,7 @@ fn deciding_tokens(
     }
 }
 
-/// The layer that computes by how much the logit of one token is above that of another.
+/// The layer that computes the difference between the logits of two tokens.
 fn difference(gpt: &Gpt, (yes, no): (TokenId, Option<TokenId>)) -> DenseLayer {
     let row = |id| gpt.output_row(id);
     let weight = match no {
@@ -251,7 +252,7 @@ fn difference(gpt: &Gpt, (yes, no): (TokenId, Option<TokenId>)) -> DenseLayer {
     DenseLayer { d_in: weight.len(), weight, bias: Vec::new(), activation: DenseActivation::Identity, norm: None }
 }
 
-/// What stands before a query, between it and a document, and behind that, if the template writes such messages.
+/// The strings before a query, between it and a document, and after the document, if the template writes such messages.
 fn written_pair(template: Option<&ChatTemplate>, tokenizer: &Tokenizer) -> Result<Option<[String; 3]>> {
     let knows = |template: &&ChatTemplate| {
         ["query", "document"].iter().all(|role| {
@@ -309,7 +310,7 @@ fn layers(head: &Head, table: &TensorTable<'_>, fields: &Fields<'_>) -> Result<V
     Ok(vec![first, last])
 }
 
-/// What the sums of the last layer become, where sentence-transformers has saved it.
+/// The activation of the last layer, if sentence-transformers has saved it.
 fn stated_scores(dir: &Path, fields: &Fields<'_>) -> Result<Option<ClassScores>> {
     let own = fields.object("sentence_transformers")?.and_then(|own| own.get("activation_fn").and_then(Value::as_str));
     let own = own.or(fields.get("sbert_ce_default_activation_function").and_then(Value::as_str)).map(str::to_owned);
@@ -335,7 +336,7 @@ pub(super) fn fresh(
     (labels, pooling): (&[String], Pooling),
     seed: u64,
 ) -> Option<Classifier> {
-    // Hearth's own is BERT's.
+    // Hearth's own head is BERT's.
     let model_type = fields.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let head = head_of(if model_type == OWN { HEADS[0].model_types[0] } else { model_type })?;
     let has_bias = head.norm.is_none() || fields.get("classifier_bias") == Some(&Value::Bool(true));
@@ -370,7 +371,7 @@ pub(super) fn expresses(model_type: &str, classes: &ClassDescription) -> bool {
     pooled && head_of(model_type).is_some_and(|head| head.activation == classes.activation)
 }
 
-/// What `config.json` has of a head for classes.
+/// The entries of `config.json` for a classification head.
 pub(super) fn config_of((class, model_type): (&str, &str), classes: &ClassDescription) -> Map<String, Value> {
     let ClassDescription { pooling, activation, has_bias, labels, scores } = classes;
     let mut config = Map::new();
@@ -400,7 +401,8 @@ pub(super) fn config_of((class, model_type): (&str, &str), classes: &ClassDescri
     config
 }
 
-/// The names of tensors in a model with a head: those of the encoder have the prefix that the encoder alone has not.
+/// The names of tensors in a model with a head: the encoder's tensors get the prefix that they do not have in the
+/// encoder alone.
 pub(super) fn names_with_head(names: TensorNames) -> TensorNames {
     TensorNames { body_prefix: names.base_prefix, ..names }
 }

@@ -1,5 +1,5 @@
-//! How a model dir says that a model for late interaction reads texts: as sentence-transformers (`MultiVectorEncoder`), PyLate or
-//! Stanford's ColBERT save it.
+//! How the files of a late-interaction model define the reading of texts: as sentence-transformers
+//! (`MultiVectorEncoder`), PyLate or Stanford's ColBERT save it.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
@@ -25,15 +25,15 @@ const STANFORD_FILE: &str = "artifact.metadata";
 /// Keys that only PyLate writes.
 const PYLATE_KEYS: [&str; 6] =
     ["query_prefix", "document_prefix", "query_length", "document_length", "do_query_expansion", "skiplist_words"];
-/// What has no vector in documents, where files do not say otherwise.
+/// Characters that get no vector in documents, by default.
 const PUNCTUATION: &str = r##"!"#$%&'()*+,-./:;<=>?@[\]^_`{|}~"##;
-/// Length of queries with their expansion, where files do not say it.
+/// Default length of queries with their expansion.
 const USUAL_LENGTH: usize = 32;
 
-/// What the files of the model dir `dir` say, if the model is one for late interaction.
+/// The settings in the files of the model dir `dir`, if the model is for late interaction.
 ///
 /// # Errors
-/// A file cannot be read, or a value of it is wrong.
+/// A file cannot be read, or one of its values is invalid.
 pub(super) fn of_dir(
     dir: &Path,
     config_json: &Map<String, Value>,
@@ -103,7 +103,7 @@ fn json_of(dir: &Path, name: &str) -> Result<Map<String, Value>> {
     if path.is_file() { regular_file::read_json_object(&path) } else { Ok(Map::new()) }
 }
 
-/// As sentence-transformers saves it: `mask` is what its module for masks says.
+/// As sentence-transformers saves it: `mask` are the settings of its mask module.
 fn sentence_transformers(
     late: LateInteraction,
     dir: &Path,
@@ -138,7 +138,7 @@ fn sentence_transformers(
     }))
 }
 
-/// As PyLate saved it, whose `fields` are beside the prompts.
+/// As PyLate saves it: its `fields` are next to the prompts.
 fn pylate(late: LateInteraction, fields: &Fields<'_>, tokenizer: &Tokenizer) -> Result<LateInteraction> {
     let prefixed = |text: LateText, key: &str, max_tokens| -> Result<LateText> {
         let prefix = fields.text_or(key, "")?;
@@ -161,7 +161,7 @@ fn pylate(late: LateInteraction, fields: &Fields<'_>, tokenizer: &Tokenizer) -> 
     })
 }
 
-/// Stanford's ColBERT, whose layer is a tensor of the model's file.
+/// As Stanford's ColBERT saves it: the layer is a tensor of the model's file.
 fn stanford(dir: &Path, tokenizer: &Tokenizer) -> Result<LateInteraction> {
     let path = dir.join(STANFORD_FILE);
     let json = json_of(dir, STANFORD_FILE)?;
@@ -185,7 +185,7 @@ fn stanford(dir: &Path, tokenizer: &Tokenizer) -> Result<LateInteraction> {
     })
 }
 
-/// A kind of texts that begins with `prefix`: a token, with or without the space behind it, or else text.
+/// Texts that begin with `prefix`: it is a token, with or without the space after it, or else text.
 fn marked(prefix: &str, prompt: String, tokenizer: &Tokenizer) -> LateText {
     let prompt = prompt.strip_prefix(prefix).map_or(prompt.clone(), str::to_owned);
     let mark = (!prefix.is_empty()).then(|| {
@@ -197,7 +197,7 @@ fn marked(prefix: &str, prompt: String, tokenizer: &Tokenizer) -> LateText {
     }
 }
 
-/// The token for masked ones, or the one that ends texts.
+/// The mask token, or the token that ends texts.
 fn expansion_token(tokenizer: &Tokenizer) -> Option<crate::TokenId> {
     let masks = ["[MASK]", "<mask>"].into_iter().find_map(|token| tokenizer.token_id(token));
     masks.or_else(|| tokenizer.eos().map(|eos| eos.id))

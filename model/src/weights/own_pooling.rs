@@ -1,4 +1,4 @@
-//! How an embedding model's own files say that the hidden states of a text become one vector: the files of
+//! The pooling of a text's hidden states into one vector, as an embedding model's files state it: the files of
 //! [sentence-transformers](https://www.sbert.net), and a key of GGUF files.
 
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const MODES: [(&str, Option<Pooling>); 6] = [
     ("weightedmean_tokens", None),
 ];
 
-/// What the files of the model dir `dir` say.
+/// The pooling that the files of the model dir `dir` state.
 ///
 /// # Errors
 /// A file cannot be read, or is not JSON.
@@ -62,8 +62,8 @@ pub(super) fn of_dir(dir: &Path) -> Result<OwnPooling> {
     })
 }
 
-/// The files of sentence-transformers for a model whose texts become vectors of `width` components by `pooling`, of length 1, and of
-/// whose texts `max_tokens` are read.
+/// The files of sentence-transformers for a model that pools texts by `pooling` into vectors of `width` components and
+/// length 1, and reads `max_tokens` of a text.
 pub fn pooling_files(pooling: Pooling, width: usize, max_tokens: usize) -> Vec<(String, Vec<u8>)> {
     let module = |index: usize, path: &str, kind: &str| json!({ "idx": index, "name": index.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}") });
     let modules =
@@ -77,7 +77,7 @@ pub fn pooling_files(pooling: Pooling, width: usize, max_tokens: usize) -> Vec<(
     [(MODULES_FILE, modules), (POOLING_FILE, modes), (TEXT_LIMIT_FILE, limit)].map(file).into()
 }
 
-/// How many tokens of a text the makers of the model dir `dir` let it read, if they say.
+/// The maximum number of tokens of a text that the files of the model dir `dir` state, if any.
 ///
 /// # Errors
 /// A file cannot be read, or is not JSON.
@@ -99,7 +99,8 @@ pub(super) fn module_path(dir: &Path, kind: &str) -> Result<Option<PathBuf>> {
     Ok(found.and_then(|(_, path)| path.clone()).map(|path| dir.join(path)))
 }
 
-/// What texts go through, by `modules.json` of the model dir `dir`: kinds of modules with their folders.
+/// The modules that texts pass through, from `modules.json` of the model dir `dir`: types of modules with their
+/// folders.
 pub(super) fn modules(dir: &Path) -> Result<Vec<(String, Option<PathBuf>)>> {
     let path = dir.join(MODULES_FILE);
     if !path.is_file() {
@@ -137,7 +138,7 @@ pub(super) fn prompts(dir: &Path) -> Result<Prompts> {
     Ok(Prompts { by_name, default_name })
 }
 
-/// The layer in the folder `dir`, or what of it is not supported.
+/// The layer in the folder `dir`, or its unsupported setting.
 pub(super) fn dense_layer(dir: &Path) -> Result<Result<DenseLayer, String>> {
     let config_path = dir.join(CONFIG_FILE);
     let config = regular_file::read_json_object(&config_path)?;
@@ -170,9 +171,9 @@ pub(super) fn dense_from(table: &TensorTable<'_>, name: &str, activation: DenseA
     Ok(DenseLayer { weight: weight.to_f32()?, bias, d_in, activation, norm: None })
 }
 
-/// What the settings of the pooling in the file `path` say.
+/// The pooling from the settings in the file `path`.
 fn of_modes(json: &Map<String, Value>, path: &Path) -> OwnPooling {
-    // Later versions have one key, whose values are the modes without the word for tokens.
+    // Later versions have one key, whose values are the modes without the word "tokens".
     let named = json.get("pooling_mode").and_then(Value::as_str);
     let is_set = |mode: &str| match named {
         Some(named) => mode.strip_suffix("_tokens").or(mode.strip_suffix("_token")).unwrap_or(mode) == named,
@@ -205,7 +206,7 @@ pub(super) fn gguf_number(own: &OwnPooling) -> Option<u32> {
     }
 }
 
-/// What the number of a pooling in the GGUF file `path` means, under the key `key`.
+/// The pooling for its number in the GGUF file `path`, under the key `key`.
 pub(super) fn of_gguf(number: Option<u64>, key: &str, path: &Path) -> OwnPooling {
     match number {
         None | Some(0) => OwnPooling::Unstated,

@@ -1,6 +1,6 @@
-//! What a model's files say that cannot change its numbers. The rule for everything in them that Hearth does not compute with:
-//! what cannot change a number is passed over, with one line in the log; what could is an error that names it. Either way the
-//! numbers are those of `transformers`.
+//! Ignored contents of a model's files. The rule for everything that Hearth does not use: if it cannot change the
+//! numbers, it is ignored, with one line in the log; if it could, it is an error that names it. Either way the numbers
+//! are those of `transformers`.
 
 use std::{cell::RefCell, path::Path};
 
@@ -10,12 +10,12 @@ use crate::config::{GptConfig, Positions};
 /// How many names a line of the log shows.
 const MAX_SHOWN: usize = 3;
 
-/// What was passed over in one file, for the log.
+/// What was ignored in one file, for the log.
 #[derive(Debug, Default)]
 pub(super) struct PassedOver(RefCell<Vec<String>>);
 
 impl PassedOver {
-    /// Notes one thing; `what` is a clause, such as "`x` is not read".
+    /// Records one thing; `what` is a clause, such as "`x` is not read".
     pub(super) fn note(&self, what: String) {
         self.0.borrow_mut().push(what);
     }
@@ -57,13 +57,13 @@ const NO_PARAMETERS: [&str; 18] = [
     "._extra_state",
     // The value head of reinforcement learning, which reads the last hidden states.
     "v_head.summary.weight",
-    // The head for classes, which is read elsewhere.
+    // The classification head, which is read elsewhere.
     ".score.weight",
-    // T5's attention to the encoder has no distances.
+    // T5's cross-attention has no relative positions.
     ".EncDecAttention.relative_attention_bias.weight",
 ];
 
-/// Beginnings of tensors of layers that predict more than one token, which the model's own predictions do not depend on.
+/// Prefixes of tensors of layers that predict further tokens, on which the model's own predictions do not depend.
 const OTHER_PREDICTIONS: [&str; 1] = ["mtp."];
 
 /// Beginnings of tensors, without the prefix of the class, that turn an encoder's hidden states into something else: scores of
@@ -79,7 +79,7 @@ const ENCODER_HEADS: [&str; 11] = [
     "vocab_projector.",
     "head.",
     "decoder.",
-    // What makes the vectors of tokens in ColBERT.
+    // The layer for token vectors in ColBERT.
     "linear.",
 ];
 
@@ -101,8 +101,9 @@ pub(super) fn is_copy(tensor: &StoredTensor<'_>, table: &TensorTable<'_>, config
         || (is_table && ends_with(&["embed_positions.weight", "embed_positions.weights"]))
 }
 
-/// Whether `name` is of a layer that predicts one more token: one with a name of its own, or one behind the `n_layers` layers of a
-/// model such as DeepSeek V3. The latter has a matrix that only it has; `has` says which tensors there are.
+/// Whether `name` belongs to a layer that predicts one more token: a layer with a special name, or one after the
+/// `n_layers` layers of a model such as DeepSeek V3. The latter has a matrix that no other layer has; `has` is whether
+/// a tensor exists.
 pub(super) fn is_of_predicting_layer(name: &str, n_layers: usize, has: impl Fn(&str) -> bool) -> bool {
     const LAYERS: &str = "model.layers.";
     let number = name.strip_prefix(LAYERS).and_then(|rest| rest.split('.').next());
@@ -128,8 +129,8 @@ pub(super) fn is_no_parameter(tensor: &StoredTensor<'_>) -> bool {
         || NO_PARAMETERS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Whether the tensor `name`, in a model dir or a GGUF file, makes keys or values in a layer that has those of an earlier layer:
-/// Gemma's checkpoints have it, and nothing reads it.
+/// Whether the tensor `name`, in a model dir or a GGUF file, computes keys or values in a layer that uses an earlier
+/// layer's: Gemma's checkpoints have such tensors, and nothing reads them.
 pub(super) fn is_of_shared_keys(name: &str, config: &GptConfig) -> bool {
     if config.n_shared_kv_layers == 0 {
         return false;

@@ -18,18 +18,18 @@ use crate::{
     },
 };
 
-/// What files call a head's tensors.
+/// The names of a head's tensors in files.
 struct HeadNames {
     /// The layer's and the rest.
     prefix: &'static str,
-    /// The layer's number is that of the first layer behind the model's.
+    /// Whether the layer's number is the one after the model's last layer.
     is_behind: bool,
-    /// Beginnings behind `prefix` and the number, and what they are replaced by. The first that fits counts; `None` takes the
-    /// tensor out: what is the model's, in the file once more.
+    /// Replacements of the prefix that follows `prefix` and the number; the first match counts. `None` drops the
+    /// tensor: a copy of one of the model's.
     rest: &'static [(&'static str, Option<&'static str>)],
 }
 
-/// Of Qwen; of GLM and DeepSeek; of GGUF files.
+/// Names in files of Qwen; of GLM and DeepSeek; in GGUF files.
 const NAMES: [HeadNames; 3] = [
     HeadNames { prefix: "mtp.", is_behind: false, rest: &[("", Some("model."))] },
     HeadNames {
@@ -59,7 +59,8 @@ const NAMES: [HeadNames; 3] = [
 ];
 
 impl HeadNames {
-    /// The name of the head's tensor `name` in a model of one layer. `None` if it is none of a head behind `n_layers` layers.
+    /// The name of the head's tensor `name` in a model of one layer. `None` if it does not belong to a head after
+    /// `n_layers` layers.
     fn name(&self, name: &str, n_layers: usize) -> Option<String> {
         let mut rest = name.strip_prefix(self.prefix)?;
         if self.is_behind {
@@ -79,7 +80,8 @@ impl HeadNames {
     }
 }
 
-/// The tensors of a parameter of a head that trained beside its model of `config`, as Qwen has them. `spec` has its path in the model.
+/// The tensors of a parameter of a head that trained beside its model of `config`, named as Qwen's. `spec` has its path
+/// in the model.
 ///
 /// # Errors
 /// [`Error::Config`] if no names are known for heads of the class.
@@ -99,7 +101,7 @@ pub(super) fn saved_parts(names: &TensorNames, spec: &ParamSpec, config: &GptCon
     Ok(parts)
 }
 
-/// Bytes of the tensors of a head behind `n_layers` layers; 0 without one.
+/// Bytes of the tensors of a head after `n_layers` layers; 0 without one.
 pub(super) fn n_bytes(tensors: &TensorTable<'_>, n_layers: usize) -> u64 {
     let is_of_head = |name: &str| NAMES.iter().any(|names| names.name(name, n_layers).is_some());
     tensors.iter().filter(|tensor| is_of_head(tensor.name)).map(|tensor| tensor.bytes.len() as u64).sum()
@@ -130,7 +132,7 @@ pub(super) fn load(
     if let Some(further) = further.and_then(|name| tensors.get(name)) {
         return Err(further.error("is of a second prediction layer, and heads of one are supported"));
     }
-    // Some files have no norm of its own: the model's is used.
+    // Some files have no norm for the head: the model's is used.
     const NORM: &str = "output_norm.weight";
     if tensors.get(NORM).is_some() && !names.values().any(|name| name == NORM) {
         names.insert(NORM, NORM.to_owned());

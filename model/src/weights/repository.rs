@@ -1,4 +1,4 @@
-//! Which files of a repository make up a model: those of a model dir, or one GGUF file in one or several parts.
+//! The files of a repository that make up a model: a model dir, or one GGUF file in one or several parts.
 
 use std::path::Path;
 
@@ -32,9 +32,9 @@ pub struct RepositoryFile<'a> {
 pub enum ModelFiles {
     /// The files of a model dir.
     Dir {
-        /// The configuration first, the weights if they are in one file, and all files beside weights.
+        /// The configuration first, the weights if they are in one file, and all other files.
         paths: Vec<String>,
-        /// The index of sharded weights, which says what the shards are: see [`shards`].
+        /// The index of sharded weights, which lists the shards: see [`shards`].
         index: Option<String>,
     },
     /// The parts of a GGUF file. The first one is opened.
@@ -44,7 +44,7 @@ pub enum ModelFiles {
     },
 }
 
-/// Why a repository has no model, or not the one that was chosen.
+/// Why a repository has no model, or not the requested one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoModel {
     /// The error.
@@ -57,7 +57,7 @@ pub struct NoModel {
 /// repository must have a model dir or a single GGUF file. `name` is the repository's in messages.
 ///
 /// # Errors
-/// There is no model, or several and no choice, or none that the choice fits. The message lists what there is.
+/// There is no model, or several and no choice, or none that matches the choice. The message lists the available ones.
 pub fn choose(name: &str, files: &[RepositoryFile<'_>], choice: Option<&str>) -> Result<ModelFiles, NoModel> {
     let ggufs = gguf_models(files);
     let Some(choice) = choice else {
@@ -93,15 +93,15 @@ pub fn choose(name: &str, files: &[RepositoryFile<'_>], choice: Option<&str>) ->
     }
 }
 
-/// The GGUF files that may be chosen: the name of each, and its files.
+/// The available GGUF files: the name of each, and its files.
 pub fn choices<'a>(files: &[RepositoryFile<'a>]) -> Vec<(String, Vec<&'a str>)> {
     let ggufs = gguf_models(files);
     (0..ggufs.len()).map(|at| (name_in(&ggufs, at), ggufs[at].parts.clone())).collect()
 }
 
-/// The files beside weights, such as the tokenizer's.
+/// The files besides weights, such as the tokenizer's.
 pub fn beside_weights(files: &[RepositoryFile<'_>]) -> Vec<String> {
-    // Of several tokenizers, the first is read.
+    // If there are several tokenizers, the first is read.
     let has = |name: &str| files.iter().any(|file| file.path == name);
     let is_read = |path: &str| match path {
         TEKKEN_FILE => !has(TOKENIZER_FILE),
@@ -138,7 +138,7 @@ fn model_dir(files: &[RepositoryFile<'_>]) -> Option<ModelFiles> {
     if is_single {
         paths.push(WEIGHTS_FILE.to_owned());
     }
-    // Where there are both, the single file counts, as in `TensorFiles::open`.
+    // If both exist, the single file is used, as in `TensorFiles::open`.
     Some(ModelFiles::Dir { paths, index: (!is_single).then(|| INDEX_FILE.to_owned()) })
 }
 
@@ -237,7 +237,7 @@ impl<'a> GgufModel<'a> {
             })
     }
 
-    /// The quantization that the name tells, such as `Q4_K_M`.
+    /// The quantization in the name, such as `Q4_K_M`.
     fn quantization(&self) -> Option<&'a str> {
         let is_quantization = |word: &str| {
             let word = word.to_ascii_uppercase();

@@ -2,7 +2,7 @@
 
 use crate::config::{GatedDeltaNet, GptConfig, LatentAttention, Positions};
 
-/// Where in a tensor a parameter's rows are.
+/// The order of a parameter's rows in a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RowOrder {
     /// In the same place.
@@ -14,14 +14,15 @@ pub(super) enum RowOrder {
     Exchanged { head_dim: usize, rotary_dim: usize },
     /// As [`Interleaved`](Self::Interleaved), in a tensor with a row for each head.
     InterleavedRows { head_dim: usize, rotary_dim: usize },
-    /// Queries and keys are interleaved, and the rows are those of four parts of a model, each with its queries, values and keys.
+    /// Queries and keys are interleaved, and the rows come in four parts (shards of the model), each with its queries,
+    /// values and keys.
     Shards { width: usize, head_dim: usize, rotary_dim: usize },
-    /// In each head, what rotates is behind the rest; if `interleaved`, the dimensions that rotate together are next to each other.
-    /// Ours begins with what rotates.
+    /// In each head, the rotated part follows the rest, and if `interleaved`, the two dimensions that rotate together
+    /// are adjacent. Hearth's heads begin with the rotated part.
     RotatedLast { head_dim: usize, rotary_dim: usize, interleaved: bool },
     /// In the same place, with a dimension for the heads before the others.
     Heads { n_heads: usize },
-    /// The same, and each row is a column of its head's matrix.
+    /// As [`Heads`](Self::Heads), and each row is a column of its head's matrix.
     HeadColumns { n_heads: usize },
     /// In the same place, but the tensor lacks a dimension of 1.
     Squeezed,
@@ -38,7 +39,7 @@ pub(super) enum RowOrder {
     After(usize),
     /// Each row is a column, in the same order.
     Transposed,
-    /// Each row is a column; the columns of each half are in turns.
+    /// Each row is a column; the columns of the two halves alternate.
     TransposedPairs { n_pairs: usize },
     /// One value, in a tensor without dimensions.
     Scalar,
@@ -98,13 +99,13 @@ impl RowOrder {
         Self::RotatedLast { head_dim: config.head_dim, rotary_dim: rope_dim, interleaved }
     }
 
-    /// The latent of keys and values, and the rotated part of keys behind it.
+    /// The latent of keys and values, followed by the rotated part of keys.
     pub(super) fn latent_down(latent: &LatentAttention) -> Self {
         let LatentAttention { kv_rank, rope_dim, interleaved, .. } = *latent;
         Self::RotatedLast { head_dim: kv_rank + rope_dim, rotary_dim: rope_dim, interleaved }
     }
 
-    /// Head by head, what does not rotate of its key, and its value.
+    /// For each head, the unrotated part of its key, then its value.
     pub(super) fn latent_up(config: &GptConfig, latent: &LatentAttention) -> Self {
         Self::grouped(config.n_heads, [config.head_dim - latent.rope_dim, latent.value_dim, 0, 0])
     }
@@ -121,7 +122,7 @@ impl RowOrder {
         Self::Shards { width: config.q_width(), head_dim: config.head_dim, rotary_dim }
     }
 
-    /// The rotated dimensions side by side, if there are any.
+    /// The rotated dimensions in adjacent pairs, if any are rotated.
     pub(super) fn interleaved(config: &GptConfig) -> Self {
         match &config.positions {
             Positions::Rope(rope) => Self::Interleaved { head_dim: config.head_dim, rotary_dim: rope.rotary_dim },
@@ -129,7 +130,7 @@ impl RowOrder {
         }
     }
 
-    /// The dimensions of heads that rotate the other way round, if any rotate.
+    /// The dimensions of heads that are rotated by the negative angle, if any are rotated.
     pub(super) fn reversed(config: &GptConfig) -> Self {
         match &config.positions {
             Positions::Rope(rope) => Self::Exchanged { head_dim: config.head_dim, rotary_dim: rope.rotary_dim },
@@ -213,21 +214,21 @@ mod tests {
 
     #[test]
     fn interleaved_row_order_puts_rope_pairs_side_by_side() {
-        // Two heads of five dimensions, four of which rotate.
+        // Two heads of five dimensions, four of which are rotated.
         let order = RowOrder::Interleaved { head_dim: 5, rotary_dim: 4 };
         assert_eq!(places(order, 10), [0, 2, 1, 3, 4, 5, 7, 6, 8, 9]);
     }
 
     #[test]
     fn exchanged_row_order_swaps_the_rotary_halves_of_each_head() {
-        // Two heads of five dimensions, four of which rotate.
+        // Two heads of five dimensions, four of which are rotated.
         let order = RowOrder::Exchanged { head_dim: 5, rotary_dim: 4 };
         assert_eq!(places(order, 10), [2, 3, 0, 1, 4, 7, 8, 5, 6, 9]);
     }
 
     #[test]
     fn latent_row_order_puts_what_rotates_before_the_rest_of_each_head() {
-        // Two heads of six dimensions, the last four of which rotate.
+        // Two heads of six dimensions, the last four of which are rotated.
         let order = |interleaved| RowOrder::RotatedLast { head_dim: 6, rotary_dim: 4, interleaved };
         assert_eq!(places(order(true), 12), [2, 4, 3, 5, 0, 1, 8, 10, 9, 11, 6, 7]);
         assert_eq!(places(order(false), 6), [2, 3, 4, 5, 0, 1]);
@@ -235,7 +236,7 @@ mod tests {
 
     #[test]
     fn shards_have_queries_values_and_keys_of_each_part_of_the_model() {
-        // One head of four dimensions, two of which rotate: they are next to each other already.
+        // One head of four dimensions, two of which are rotated: they are adjacent already.
         let order = RowOrder::Shards { width: 4, head_dim: 4, rotary_dim: 2 };
         assert_eq!(places(order, 12), [0, 3, 6, 9, 2, 5, 8, 11, 1, 4, 7, 10]);
     }

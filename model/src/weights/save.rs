@@ -23,7 +23,7 @@ fn transpose(values: &[f32], n_columns: usize) -> Vec<f32> {
     (0..n_columns).flat_map(|column| (0..n_rows).map(move |row| values[row * n_columns + column])).collect()
 }
 
-/// `len` values with the rows in the order of a tensor; what has no row is 0.
+/// `len` values with the rows in the order of a tensor; 0 where the tensor has no row.
 fn in_order(rows: &[f32], width: usize, len: usize, order: RowOrder) -> Vec<f32> {
     let mut placed = vec![0.0; len];
     for (n, row) in rows.chunks_exact(width).enumerate() {
@@ -97,7 +97,7 @@ pub(super) fn save_params(
 
 /// A parameter that is to be saved.
 enum Saved<'a> {
-    /// A matrix of blocks, under Hearth's own names.
+    /// A quantized matrix, under Hearth's own names.
     Blocks { path: String, matrix: &'a Weight, dtype: Dtype },
     /// Values that are stored as they are.
     Plain { path: String, param: ParamRef<'a>, tensors: Vec<SavedTensor> },
@@ -116,7 +116,8 @@ impl Saved<'_> {
         }
     }
 
-    /// The number of tensors that [`name`](Self::name) tells apart. All tensors of blocks are written together.
+    /// The number of tensors with separate [`name`](Self::name)s. All tensors of a quantized matrix are written
+    /// together.
     fn n_tensors(&self) -> usize {
         match self {
             Self::Blocks { .. } => 1,
@@ -132,13 +133,13 @@ impl Saved<'_> {
     }
 }
 
-/// A tensor that is made of some of a parameter's rows.
+/// A tensor that consists of some of a parameter's rows.
 pub(super) struct SavedTensor {
     name: String,
     shape: Vec<usize>,
     rows: Range<usize>,
     order: RowOrder,
-    /// Which part of the tensor it is, if it is not the whole.
+    /// The part of the tensor, if this is not the whole.
     expert: Option<OfExpert>,
 }
 
@@ -178,7 +179,7 @@ impl SavedTensor {
         placed
     }
 
-    /// The values of the tensor, or of its part, from `all` of the parameter's, which has rows of `width`.
+    /// The values of the tensor, or of its part, from `all` values of the parameter, whose rows have `width` values.
     pub(super) fn values<'a>(&self, all: &'a [f32], width: usize) -> Cow<'a, [f32]> {
         let rows = &all[self.rows.start * width..self.rows.end * width];
         match self.order {
@@ -207,7 +208,7 @@ fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix 
 /// The dtype in which `matrix` is stored, if it is in blocks.
 fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
     match matrix.quantized_dtype() {
-        // Its scales decide between q4_1 and q8.
+        // The scales decide between q4_1 and q8.
         Some(Dtype::Q4) if stored_as.has_minima() => {
             Ok(matrix.read_quantized()?.map(|matrix| with_minima_of(matrix, stored_as).dtype()))
         }

@@ -25,14 +25,15 @@ pub struct SaveOptions {
     pub dtype: DiskDtype,
     /// Maximum size of a weights file in bytes; larger models are split over several files.
     pub max_shard_bytes: usize,
-    /// The Hugging Face class to save as, such as the one that the model was loaded from ([`load_class`](super::model_dir::load_class)). `None`: the
-    /// first class that can express the architecture; some architectures have several.
+    /// The Hugging Face class to save as, such as the class from which the model was loaded
+    /// ([`load_class`](super::model_dir::load_class)). `None`: the first class that can express the architecture; some
+    /// architectures have several.
     pub class: Option<String>,
     /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
     /// The tokens with which the decoder of an encoder-decoder begins, for both files.
     pub decoder_start: Vec<TokenId>,
-    /// The token that fills up rows in `transformers`, for both files.
+    /// The padding token of `transformers`, for both files.
     pub pad_token_id: Option<TokenId>,
     /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is written instead of one
     /// with the end-of-sequence tokens.
@@ -60,8 +61,8 @@ impl Default for SaveOptions {
 /// of `n = ceil(d_in / 32)` blocks per row. Its numbers are an integer tensor under its name: I8 `[d_out, 32 n]` in q8;
 /// U8 `[d_out, 16 n]` in q4 (plus 8, two per byte, the first 16 of 32 in the low bits) and q4_1 (not plus 8); U8
 /// `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the fifth bits of all 32). The factors of the blocks
-/// are F16 `[d_out, n]` under its name with `.scales`; in q4_1 and q5_1, what is added to the products is under its
-/// name with `.minima`. `quantization_config` in `config.json` has the dtype.
+/// are F16 `[d_out, n]` under its name with `.scales`; in q4_1 and q5_1, the minima that are added to the products are
+/// under its name with `.minima`. `quantization_config` in `config.json` has the dtype.
 ///
 /// The new folder replaces the old one atomically, so that after a crash there is the old model or the new one. Files
 /// of the old folder that are not part of a model are kept: see `weights::staged_dir`. `dir` may be missing, empty, or

@@ -72,9 +72,9 @@ pub struct StagedDir {
 /// How the folder gets to its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Written beside the target, which it replaces.
+    /// Written next to the target, which it replaces.
     Replace,
-    /// Written beside the target, which is missing or empty.
+    /// Written next to the target, which is missing or empty.
     Create,
     /// Written inside the empty target.
     Fill,
@@ -101,8 +101,8 @@ impl StagedDir {
         }
     }
 
-    /// Removes what writers that crashed have left beside the folders in `parent`, where nobody else may be writing. A folder
-    /// that they had moved aside takes its place again.
+    /// Removes the leftovers of crashed writers next to the folders in `parent`; no other process may be writing there.
+    /// A folder that they had moved aside is moved back.
     ///
     /// # Errors
     /// [`Error::Io`] if a folder cannot be read or removed.
@@ -121,8 +121,8 @@ impl StagedDir {
         Ok(())
     }
 
-    /// Removes the staged folder `path` of this process, which will end, from another thread than the one that writes it. If it
-    /// is being moved to its place, waits for that: then nothing is removed.
+    /// Removes the staged folder `path` of this process before it exits, from another thread than the one that writes
+    /// it. If the folder is being moved to its place, waits for that and removes nothing.
     ///
     /// # Errors
     /// [`Error::Io`] if the folder cannot be removed.

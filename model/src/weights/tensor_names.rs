@@ -1,4 +1,4 @@
-//! Which tensors of a model's files make up which parameters. No tensors here.
+//! The tensors of a model's files for each parameter. No tensors are read here.
 
 use std::slice;
 
@@ -8,14 +8,15 @@ use crate::{
     gpt::param_specs::ParamSpec,
 };
 
-/// One of Hearth's parameters, and the tensors that make it up. The first `{}` stands for the layer, a second for the expert.
+/// One of Hearth's parameters, and the tensors that make it up. The first `{}` is the layer's number, a second one the
+/// expert's.
 #[derive(Clone, Copy)]
 pub(super) struct NameRow {
     path: &'static str,
     tensors: Tensors,
     /// A first dimension of each tensor that the parameter does not have.
     leading: Leading,
-    /// The configurations for which this row counts; `None`: all.
+    /// The configurations to which this row applies; `None`: all.
     holds: Option<fn(&GptConfig) -> bool>,
 }
 
@@ -84,7 +85,7 @@ pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static st
     NameRow::one(path, tensor, RowSelection::After(n_rows))
 }
 
-/// One tensor with rows in the order that `rows` says.
+/// One tensor with the rows, and the order, of `rows`.
 pub(super) const fn ordered(rows: RowSelection, path: &'static str, tensor: &'static str) -> NameRow {
     NameRow::one(path, tensor, rows)
 }
@@ -94,22 +95,22 @@ pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -
     NameRow { path, tensors: Tensors::Stacked(tensors), leading: Leading::None, holds: None }
 }
 
-/// Which of a parameter's rows a tensor holds, and in which order.
+/// The rows of a parameter that a tensor holds, and their order.
 #[derive(Clone, Copy)]
 pub(super) enum RowSelection {
     All,
     Queries,
     /// Keys, or values that have a projection.
     KeysOrValues,
-    /// Values; none in layers whose values are their keys.
+    /// Values; empty in layers whose values are their keys.
     Values,
     /// Half of a gated MLP's first matrix.
     Half,
-    /// Queries whose two dimensions that rotate together are next to each other, head by head.
+    /// Queries in which the two dimensions that rotate together are adjacent, head by head.
     InterleavedQueries,
     /// Keys laid out like that.
     InterleavedKeys,
-    /// Queries whose dimensions rotate the other way round.
+    /// Queries that are rotated by the negative angle.
     ReversedQueries,
     /// Keys that rotate like that.
     ReversedKeys,
@@ -127,7 +128,7 @@ pub(super) enum RowSelection {
     Squeezed,
     /// The logarithms of the tensor's values, negated.
     LogOfNegated,
-    /// The same of a tensor with a last dimension of 1.
+    /// As [`LogOfNegated`](Self::LogOfNegated), for a tensor with a last dimension of 1.
     ColumnOfNegated,
     /// All, in a tensor with a last dimension of 1.
     Column,
@@ -137,35 +138,35 @@ pub(super) enum RowSelection {
     GatedQueries,
     /// Queries, keys and values of a gated delta net.
     DeltaQkv,
-    /// The gates of its values.
+    /// The gates of a gated delta net's values.
     DeltaGates,
-    /// Both, key head by key head.
+    /// [`DeltaQkv`](Self::DeltaQkv) and [`DeltaGates`](Self::DeltaGates), key head by key head.
     DeltaByKeyHead,
-    /// What its betas and decays are made of, key head by key head.
+    /// The inputs of a gated delta net's betas and decays, key head by key head.
     BetasByKeyHead,
-    /// An expert's gates and what they gate, in turns.
+    /// An expert's gate and up projection, in alternating rows.
     Pairs,
-    /// The same, transposed.
+    /// As [`Pairs`](Self::Pairs), transposed.
     TransposedPairs,
     /// Queries of latent attention.
     LatentQueries,
-    /// What makes the latent of keys and values, and the rotated part of keys behind it.
+    /// The projection to the latent of keys and values, followed by the rotated part of keys.
     LatentDown,
-    /// What keys and values are made of the latent by, head by head.
+    /// The projection from the latent to keys and values, head by head.
     LatentUp,
     /// The part of [`LatentUp`](Self::LatentUp) for keys, with a transposed matrix for each head.
     LatentKeys,
-    /// Its part for values, with a matrix for each head.
+    /// The part of [`LatentUp`](Self::LatentUp) for values, with a matrix for each head.
     LatentValues,
     /// Weights of queries, a row for each head, laid out as [`InterleavedQueries`](Self::InterleavedQueries).
     RowsOfQueries,
     /// Weights of keys like that.
     RowsOfKeys,
-    /// Weights of queries, a tensor for each head; a second `{}` of the name stands for it.
+    /// Norm weights of queries, a tensor for each head; a second `{}` in the name is the head's number.
     EachQueryHead,
     /// Weights of keys like that.
     EachKeyHead,
-    /// Queries, values and keys of the first of four parts of the model, then those of the others.
+    /// Queries, values and keys of the first of four shards of the model, then of the others.
     Shards,
 }
 
@@ -235,12 +236,12 @@ impl RowSelection {
     }
 }
 
-/// What `order` says of a model with latent attention.
+/// The order that `order` gives for a model with latent attention.
 fn of_latent(config: &GptConfig, order: impl FnOnce(&LatentAttention) -> RowOrder) -> RowOrder {
     config.latent.as_ref().map_or(RowOrder::Same, order)
 }
 
-/// Groups of the norm behind a Mamba-2 layer.
+/// Groups of the norm after a Mamba-2 layer.
 fn n_groups(config: &GptConfig) -> usize {
     match config.recurrent.as_ref().map(|recurrent| recurrent.recurrence) {
         Some(Recurrence::Mamba2(mamba)) => mamba.n_groups,
@@ -267,11 +268,11 @@ pub(super) struct TensorNames {
     /// The architecture, for messages.
     pub(super) class: &'static str,
     /// `None`: every parameter is a tensor of the same name. If several rows for one parameter apply, the first whose
-    /// tensors all exist counts, or the first of them if none does.
+    /// tensors all exist is used, or the first row if none has all.
     pub(super) rows: Option<&'static [&'static [NameRow]]>,
-    /// Names may come without this prefix: that is how base models were saved. Those of base models may come with it.
+    /// Names may come without this prefix: base models were saved that way. Base models' names may also come with it.
     pub(super) base_prefix: &'static str,
-    /// Files have this before the names of `rows`, but for those of the head.
+    /// Prefix of the names of `rows` in files, except for the head.
     pub(super) body_prefix: &'static str,
     /// Files are saved without `base_prefix`, which the names of `rows` may have.
     pub(super) is_base: bool,
@@ -282,7 +283,7 @@ pub(super) struct TensorPart {
     pub(super) name: String,
     pub(super) n_rows: usize,
     pub(super) order: RowOrder,
-    /// Which part of the tensor along its first dimension it is, if the tensor has the parameters of several experts.
+    /// The part of the tensor along its first dimension, if the tensor has the parameters of several experts.
     pub(super) expert: Option<OfExpert>,
 }
 
@@ -313,7 +314,7 @@ impl TensorPart {
     }
 }
 
-/// Beginnings of the paths of what turns hidden states into predictions.
+/// Prefixes of the paths of the layers that turn hidden states into predictions.
 const HEAD_PATHS: [&str; 2] = ["mlm_head.", "lm_head."];
 
 impl TensorNames {
@@ -323,7 +324,7 @@ impl TensorNames {
         [name.to_owned(), short.to_owned(), format!("{}{name}", self.base_prefix)]
     }
 
-    /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
+    /// The tensors of the parameter `spec` in files that have the tensors for which `has` is true.
     pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<TensorPart> {
         let Some(rows) = self.rows else {
             return vec![TensorPart {
@@ -390,7 +391,8 @@ impl TensorNames {
         })
     }
 
-    /// Whether files have a tensor of the part whose parameters' paths begin with `part`; `has` says which tensors there are.
+    /// Whether files have a tensor of the part whose parameters' paths begin with `part`; `has` is whether a tensor
+    /// exists.
     pub(super) fn has_part(&self, part: &str, has: impl Fn(&str) -> bool) -> bool {
         self.rows.is_none_or(|rows| {
             let mut of_part = rows.iter().copied().flatten().filter(|row| row.path.starts_with(part));

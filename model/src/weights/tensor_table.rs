@@ -15,13 +15,13 @@ pub(super) struct StoredTensor<'a> {
     pub(super) name: &'a str,
     pub(super) shape: Vec<usize>,
     pub(super) kind: ValueKind,
-    /// What requires this shape, for messages: "`config.json`" or "the metadata".
+    /// What requires the shape, for error messages: "`config.json`" or "the metadata".
     pub(super) asked_by: &'static str,
-    /// As many as shape and kind require.
+    /// The bytes; as many as shape and type require.
     pub(super) bytes: &'a [u8],
 }
 
-/// What a tensor's bytes are.
+/// The type of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ValueKind {
     /// Weights.
@@ -42,8 +42,8 @@ impl StoredTensor<'_> {
         }
     }
 
-    /// Refuses another shape than `expected`. First dimensions of 1 may be left out or added, as programs that write GGUF files
-    /// do.
+    /// Rejects another shape than `expected`. Leading dimensions of 1 may be missing or added, as programs that write
+    /// GGUF files do.
     pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
         if without_leading_ones(&self.shape) == without_leading_ones(expected) {
             return Ok(());
@@ -101,7 +101,7 @@ pub(super) struct TensorTable<'a> {
 }
 
 impl<'a> TensorTable<'a> {
-    /// The tensors `all` of all of a model's files; `path` is the first file. For the rest, see the fields.
+    /// A table of `all` tensors of a model's files; `path` is the first file. For the rest, see the fields.
     ///
     /// # Errors
     /// [`Error::Tensor`] if a name occurs twice.
@@ -142,8 +142,8 @@ impl<'a> TensorTable<'a> {
         self.tensors.values()
     }
 
-    /// Gives tensors other names: those that `name` returns for their names in the files, which messages go on naming. Tensors
-    /// for which it returns none are taken out of the table and returned.
+    /// Renames tensors: `name` maps the names in the files to the new names. Error messages keep using the names in the
+    /// files. Tensors for which `name` returns `None` are removed from the table and returned.
     ///
     /// # Errors
     /// [`Error::Tensor`] if two tensors get the same name.
@@ -193,7 +193,7 @@ impl<'a> TensorTable<'a> {
         self.tensors.len()
     }
 
-    /// Gives back the memory of what was read so far: see [`Mmap::release`].
+    /// Releases the memory of everything that was read so far: see [`Mmap::release`].
     pub(super) fn release(&self) {
         self.maps.iter().for_each(|map| map.release());
     }

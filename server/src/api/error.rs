@@ -1,5 +1,5 @@
-//! Errors for clients: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the status that tells
-//! OpenAI's libraries whether to retry.
+//! Errors for clients: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the status from which
+//! OpenAI's libraries decide whether to retry.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -112,7 +112,7 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
-    /// 503: `what`, work of the server, has made no progress for `time`, which is longer than the step timeout `limit`.
+    /// 503: `what`, the kind of work, has made no progress for `time`, which exceeds the step timeout `limit`.
     pub(crate) fn stalled(what: &str, time: Duration, limit: Duration) -> Self {
         Self::unavailable(format!(
             "{what} has made no progress for {} s: the server or its device may hang\n\
@@ -211,7 +211,7 @@ impl IntoResponse for ApiError {
         let header = match self.status {
             StatusCode::TOO_MANY_REQUESTS => Some((header::RETRY_AFTER, RETRY_AFTER_QUEUE)),
             StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, RETRY_AFTER_LOADING)),
-            // The client does not want the answer any more.
+            // The client no longer needs the answer.
             StatusCode::GATEWAY_TIMEOUT => Some((X_SHOULD_RETRY, HeaderValue::from_static("false"))),
             StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
             _ => None,

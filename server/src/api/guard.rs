@@ -1,4 +1,4 @@
-//! Keys, origins, and limits of what a client may ask for.
+//! Keys, origins, and limits of clients' requests.
 //!
 //! - [`options`]: settings; [`api_keys`]: API keys; [`origin`]: allowed origins and hosts
 //! - `body_memory`: memory for request bodies; `bounded_json`: parses them; `body_guard`: runs code when a response has ended

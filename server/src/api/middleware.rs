@@ -27,7 +27,7 @@ use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 /// Identifies a request in logs on both sides; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The same for Anthropic's libraries.
+/// The request id header of Anthropic's libraries.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// The header in which Anthropic's clients send their key.
@@ -108,7 +108,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     }
 }
 
-/// The keys of a request. Some clients send two headers, of which one has a key of another service.
+/// The keys of a request. Some clients send two headers, one of them with another service's key.
 fn keys_of(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let own = headers.get(&X_API_KEY).map(|value| value.as_bytes().trim_ascii());
     headers.get(header::AUTHORIZATION).and_then(bearer).into_iter().chain(own)
@@ -120,7 +120,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
-/// Refuses requests that browsers send for other origins' pages, and tells browsers which pages may use the API (CORS).
+/// Rejects requests that browsers send for other origins' pages, and tells browsers which pages may use the API (CORS).
 pub(crate) async fn check_origin(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let options = state.options();
     let permitted = options.cors.permit(request.headers().get(header::ORIGIN));

@@ -1,6 +1,6 @@
 //! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers
-//! ([`schema`](super::wire::schema)), those of responses from their types (schemars), and descriptions of parameters from the
-//! reference page, `docs/parameters.md`.
+//! ([`schema`](super::wire::schema)), the schemas of responses from their types (schemars), and descriptions of
+//! parameters from the reference page, `docs/parameters.md`.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ use super::{
 /// The reference page, whose tables describe each parameter.
 const PARAMETERS: &str = include_str!("../../../docs/parameters.md");
 
-/// The document of one server, as text. It is built again only after a change.
+/// The document of one server, as text. It is rebuilt only after a change.
 #[derive(Debug, Default)]
 pub(crate) struct Document(Mutex<Option<Built>>);
 

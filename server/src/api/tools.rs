@@ -6,7 +6,7 @@
 //! - `call_format`: how families of models write calls, a file each; `call_arguments`: the forms of their arguments;
 //!   `call_grammar`: the grammar for calls, from both; `structured`: structured output
 //! - `reasoning`: reads an answer's text into `piece`s, keeps thoughts apart; `tool_parser` and `framed_calls`: calls in it
-//! - `json_scan` and `json_text`: find JSON in a text; `mismatch`: why it is none
+//! - `json_scan` and `json_text`: find JSON in a text; `mismatch`: why a text is not as expected
 //! - `tool_calls`: thoughts and calls on the wire; `hosted_tools`: tools that are left out
 
 pub(crate) mod call_arguments;
@@ -67,7 +67,7 @@ pub(crate) struct Tool {
     path: String,
     /// As the client sent it, for the template.
     json: Value,
-    /// Whether it may be called in this answer.
+    /// Whether the tool may be called in this answer.
     is_callable: bool,
 }
 
@@ -160,9 +160,9 @@ pub(crate) fn check_unique(tools: &[Tool], name: &str, path: String) -> Result<(
 }
 
 impl Tool {
-    /// A function whose arguments follow `schema`, of which `path` is the path in the request; an error if it is not one
-    /// of an object, or `is_strict` and it cannot be enforced. `json`: the tool for the template, in the form of chat
-    /// completions.
+    /// A function whose arguments follow `schema`, which is at `path` in the request. It is an error if the schema is
+    /// not of an object, or if `is_strict` and it cannot be enforced. `json`: the tool for the template, in the form of
+    /// chat completions.
     pub(crate) fn new(
         name: String,
         schema: Option<Map<String, Value>>,
@@ -224,7 +224,7 @@ impl Tools {
         self.list.iter().map(|tool| tool.json.clone()).collect()
     }
 
-    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if nothing may be called.
+    /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if no tool may be called.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let is_given = fields.has("tools");
         let items = fields.objects("tools")?.unwrap_or_default();
@@ -249,7 +249,7 @@ impl Tools {
         let list: Vec<Tool> = list.into_iter().map(limited).collect();
         let parallel = fields.flag("parallel_tool_calls")?;
         if list.is_empty() {
-            // An agent that has no tools just now may say how it would use them.
+            // An agent that has no tools at the moment may still set how it would use them.
             return match (choice, parallel) {
                 (Some(Some(ToolChoice::Auto)) | Some(None) | None, _) if is_given => Ok(None),
                 (Some(Some(_)), _) => Err(only_with_tools("tool_choice")),
@@ -328,7 +328,8 @@ impl Tools {
     }
 }
 
-/// Rejects keywords of a strict function that the format's grammar does not hold, and logs those of others.
+/// Rejects a strict function with keywords that the format's grammar does not enforce, and logs such keywords of other
+/// functions.
 fn check_held(tool: &Tool, unheld: &BTreeSet<String>) -> Result<(), ApiError> {
     let Some(keyword) = unheld.first() else { return Ok(()) };
     if !tool.is_strict {
@@ -384,7 +385,7 @@ fn object_schema(
             return Err(ApiError::invalid(path(), message));
         }
     }
-    // A function whose schema names no parameters has none.
+    // A function whose schema has only these keywords has no parameters.
     const SAYS_NOTHING: [&str; 6] = ["type", "title", "description", "$schema", "$id", "$comment"];
     if schema.keys().all(|keyword| SAYS_NOTHING.contains(&keyword.as_str())) {
         schema.insert("properties".into(), json!({}));

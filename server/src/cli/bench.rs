@@ -1,4 +1,4 @@
-//! `hearth bench`: measures the speed of a model, beside the limits of the machine.
+//! `hearth bench`: measures the speed of a model, next to the limits of the machine.
 
 use std::{
     collections::BTreeSet,
@@ -315,7 +315,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     })
 }
 
-/// Decodes `batch` sequences, which take `adapters` by turns, if there are any.
+/// Decodes `batch` sequences, which take turns with `adapters`, if there are any.
 fn decode(
     gpt: &Gpt,
     kv_dtype: KvDtype,
@@ -351,7 +351,7 @@ fn decode(
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // Repeats the last step, whose shape has been captured, to count the launches that are not in graphs.
+    // Repeats the last step, whose shape has been captured, to count the launches outside of graphs.
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
@@ -408,7 +408,7 @@ fn step(
     Ok(runner.read_logits(&output, &ends.collect::<Vec<_>>(), &vec![needs; ids.len()])?)
 }
 
-/// `n` arbitrary tokens; which ones does not affect the speed.
+/// `n` arbitrary tokens; the choice does not affect the speed.
 fn token_ids(gpt: &Gpt, seed: usize, n: usize) -> Vec<TokenId> {
     let vocab_size = gpt.config().vocab_size;
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % vocab_size) as TokenId).collect()

@@ -1,4 +1,4 @@
-//! `hearth bench --grammars`: the cost of structured output, beside the model's steps.
+//! `hearth bench --grammars`: the cost of structured output, next to the model's steps.
 
 use std::{
     collections::BTreeSet,
@@ -120,11 +120,11 @@ struct Measured {
     /// With a compiled grammar that has already processed a text.
     mean_mask_again_us: f64,
     worst_mask_again_us: f64,
-    /// Of the model alone.
+    /// Mean time of a step without masks.
     mean_step_us: f64,
-    /// Of the model while a mask is computed in parallel.
+    /// Mean time of a step while a mask is computed in parallel.
     mean_step_with_mask_us: f64,
-    /// From the end of the model's step until the mask is ready.
+    /// Mean time from the end of the model's step until the mask is ready.
     mean_wait_us: f64,
     worst_wait_us: f64,
 }
@@ -183,7 +183,7 @@ pub(crate) fn run(name: String, model: &LoadedModel, kv_dtype: KvDtype) -> anyho
     print(&GrammarReport { model: name, trie_ms, grammars: measured.collect::<anyhow::Result<_>>()? })
 }
 
-/// In microseconds, for all tokens but the first of a text.
+/// Times in microseconds, for all tokens except the first of a text.
 #[derive(Debug, Default)]
 struct Times {
     masks: Vec<f64>,

@@ -1,4 +1,4 @@
-//! `hearth doctor`: shows the machine's hardware, the device that a model would use, and what a model would take on it.
+//! `hearth doctor`: shows the machine's hardware, the device that a model would use, and a model's needs on it.
 
 mod model;
 
@@ -21,8 +21,8 @@ use super::output;
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Also report what this model would take and how fast it may be: a model dir, a GGUF file, or a model of the Hugging Face
-    /// hub by name, of which only the description is downloaded
+    /// Also report the memory use and estimated speed of this model: a model dir, a GGUF file, or a model of the
+    /// Hugging Face hub by name, of which only the description is downloaded
     model: Option<String>,
     /// Report the device that this choice selects
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
@@ -52,7 +52,7 @@ struct Report {
     gpu: Option<Gpu>,
     /// Why no device could be chosen.
     problem: Option<String>,
-    /// If one was asked for.
+    /// Set if a model was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<ModelReport>,
 }

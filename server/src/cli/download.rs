@@ -67,7 +67,7 @@ impl DownloadProgress {
         }
     }
 
-    /// The download goes on if stderr is closed.
+    /// The download continues if stderr is closed.
     fn write(&self, text: &str) {
         let mut stderr = io::stderr();
         let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
@@ -104,7 +104,7 @@ pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
     model.load(&mut |download| progress.show(&download))
 }
 
-/// The same for a command that needs a model that continues texts.
+/// As [`load`], for a command whose model must continue texts.
 pub(super) fn load_for_text(model: &ModelConfig) -> anyhow::Result<LoadedModel> {
     let loaded = load_for_answers(model)?;
     anyhow::ensure!(
@@ -115,7 +115,7 @@ pub(super) fn load_for_text(model: &ModelConfig) -> anyhow::Result<LoadedModel> 
     Ok(loaded)
 }
 
-/// The same for a command that needs a model that writes text.
+/// As [`load`], for a command whose model must write text.
 pub(super) fn load_for_answers(model: &ModelConfig) -> anyhow::Result<LoadedModel> {
     let loaded = load(model)?;
     anyhow::ensure!(

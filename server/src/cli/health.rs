@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// Maximum size of the response's body.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// The settings that say where a server is, by their ids on the command line, and their help.
+/// The settings that define the server's address, by their ids on the command line, and their help.
 const RELEVANT: [(&str, &str); 3] = [
     ("host", "Address that the server listens on"),
     ("port", "Port that the server listens on"),

@@ -39,11 +39,11 @@ where
         None => EnvFilter::try_new(default)?,
     };
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
-    // The subscriber's own errors would go to stderr too, and would end the thread if stderr is closed.
+    // The subscriber's own errors would also go to stderr, and would end the thread if stderr is closed.
     let log = log.log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
-        // Fields at the top level beside the message, for simple queries.
+        // Fields at the top level next to the message, for simple queries.
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
     Ok(())

@@ -78,8 +78,8 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
 /// Names and contents.
 type TextFiles = Vec<(String, Vec<u8>)>;
 
-/// The end-of-sequence tokens of the merged model, and its files beside the weights. Tokenizer and chat template are
-/// those that were saved with the adapter, if any; then the base need not have its own. PEFT saves no
+/// The end-of-sequence tokens of the merged model, and its files besides the weights. If a tokenizer and a chat
+/// template were saved with the adapter, they are used, and the base need not have its own. PEFT saves no
 /// `generation_config.json` with an adapter, so the base's is used.
 fn text_of(model: &Path, adapter: &Path) -> anyhow::Result<(Vec<TokenId>, TextFiles)> {
     if !adapter.join("tokenizer.json").exists() {

@@ -154,7 +154,7 @@ impl Cli {
     }
 }
 
-/// Commands that compute nothing.
+/// Commands without computation.
 const WITHOUT_THREADS: [&str; 4] = ["pull", "list", "rm", "health"];
 
 /// The definition of the command line. Flags without effect are hidden from the help.
@@ -162,7 +162,7 @@ fn command() -> clap::Command {
     let command = Cli::command().mut_subcommand("health", health::hide_irrelevant);
     let threads = command.get_arguments().find(|arg| arg.get_id() == "threads").cloned();
     let hidden = threads.map(|arg| arg.hide(true));
-    // A subcommand's own argument replaces the global one of the same id.
+    // A subcommand's argument replaces the global one of the same id.
     WITHOUT_THREADS
         .into_iter()
         .fold(command, |command, name| command.mut_subcommand(name, |subcommand| subcommand.args(hidden.clone())))
@@ -170,7 +170,7 @@ fn command() -> clap::Command {
 
 /// `hearth` with flags only means `hearth serve`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
-    // Flags of every subcommand may stand before it.
+    // Flags of every subcommand may come before it.
     let mut first = 1;
     while let Some(flag) = args.get(first).and_then(|arg| arg.to_str()) {
         match flag {

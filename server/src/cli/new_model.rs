@@ -46,9 +46,9 @@ fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
     partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, ctrl-c, SIGTERM and SIGHUP remove `partial`, a file or a staged folder, and then end the process with the exit
-/// code of shells, 128 plus the signal's number. If the handlers cannot be installed, nothing is removed: the next run
-/// removes what is left.
+/// From now on, ctrl-c, SIGTERM and SIGHUP remove `partial`, a file or a staged folder, and then end the process with
+/// the exit code of shells, 128 plus the signal's number. If the handlers cannot be installed, nothing is removed: the
+/// next run removes the leftovers.
 #[cfg(unix)]
 fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use std::{process, thread};
@@ -73,7 +73,7 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
             }
         });
         let partial = lock(&partial);
-        // Tried again if it fails: files may still be created meanwhile.
+        // Retried if it fails: files may still be created meanwhile.
         for _ in 0..100 {
             let remove = |path: &PathBuf| StagedDir::remove_unfinished(path).is_ok() || fs::remove_file(path).is_ok();
             if partial.as_ref().is_none_or(remove) {

@@ -1,4 +1,4 @@
-//! `hearth pull`: downloads a model of the Hugging Face hub, or what is new of it.
+//! `hearth pull`: downloads a model of the Hugging Face hub, or updates it.
 
 use std::path::{Path, PathBuf};
 

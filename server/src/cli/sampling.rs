@@ -1,4 +1,4 @@
-//! The flags that say how tokens are drawn.
+//! The flags for sampling.
 
 use clap::Args;
 use hearth_model::decode::sampling::SamplingParams;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{config::SamplingConfig, random::random_u64};
 
-/// How tokens are drawn. The names are those of the API. What is not given is what `--sampling-defaults` says.
+/// The sampling parameters. The names are the API's. Omitted ones come from `--sampling-defaults`.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Sampling")]
 pub(super) struct SamplingArgs {
@@ -59,7 +59,7 @@ impl SamplingArgs {
         }
     }
 
-    /// The given ones as fields of a request.
+    /// The given parameters as fields of a request.
     pub(super) fn fields(&self) -> Map<String, Value> {
         let fields = [
             ("temperature", self.temperature.map(decimal)),

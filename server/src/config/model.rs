@@ -35,8 +35,8 @@ pub struct ModelConfig {
     /// Device: `auto` (a GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, or another device of this build
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: that of the files if it is bf16, quantized or GGUF, else
-    /// f32]
+    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: the files' dtype if it is bf16, quantized or GGUF,
+    /// else f32]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
     pub dtype: Option<Dtype>,
     /// Quantize weight matrices to `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
@@ -102,7 +102,8 @@ impl KvCacheDtype {
 }
 
 impl ModelConfig {
-    /// The model's name for clients: that of its folder, or of its file without `.gguf`; of a model of the hub as it is given.
+    /// The model's name for clients: the name of its folder, or of its file without `.gguf`; for a model of the hub,
+    /// the given name.
     pub fn model_id(&self) -> String {
         let path = match &self.model {
             None => return bundled::NAME.to_owned(),
@@ -155,7 +156,7 @@ impl ModelConfig {
     /// `gpt` with the context length set on the command line, if any.
     ///
     /// # Errors
-    /// The context is empty, or longer than that of the model.
+    /// The context is empty, or longer than the model's.
     pub(crate) fn with_max_seq_len(&self, gpt: Gpt) -> Result<Gpt> {
         let (Some(asked), most) = (self.max_seq_len, gpt.config().max_seq_len) else { return Ok(gpt) };
         if !(1..=most).contains(&asked) {
@@ -170,11 +171,11 @@ impl ModelConfig {
         Ok(gpt.with_max_seq_len(asked))
     }
 
-    /// The Hugging Face class of the model's files, which names the modules of adapters. `None` for the bundled model and GGUF
-    /// files: then they are named as in the first class that can express the architecture.
+    /// The Hugging Face class of the model's files, which names the modules of adapters. `None` for the bundled model
+    /// and GGUF files: modules are then named as in the first class that can express the architecture.
     ///
     /// # Errors
-    /// The model cannot be downloaded, or is an adapter whose own model is not on this machine.
+    /// The model cannot be downloaded, or is an adapter whose base model is not on this machine.
     pub(crate) fn class(&self) -> Result<Option<&'static str>> {
         Ok(self.without_adapter(&mut |_| {})?.and_then(|path| model_dir::load_class(&path).ok()))
     }
@@ -206,9 +207,10 @@ impl ModelConfig {
         let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
         let bits = match held_as {
             Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
-            // A GGUF file, or what another program quantized, whose dtypes are not read here: the smallest one.
+            // A GGUF file, or a model that another program quantized, whose dtypes are not read here: assume the
+            // smallest.
             None if dir.is_file() || model_dir::is_quantized(dir).unwrap_or_default() => memory::bits_of(Dtype::Q2),
-            // f32 weights may be stored in half the memory (see `ops/cpu/lossless.rs`).
+            // f32 weights may be stored in half the memory (see `ops/cpu/narrow_f32.rs`).
             _ => memory::bits_of(Dtype::Bf16),
         };
         let n_bytes = memory::least_weight_bytes(config.n_params(), bits);
@@ -279,7 +281,7 @@ pub struct SamplingConfig {
 pub enum SamplingDefaults {
     /// The model's `generation_config.json`.
     Model,
-    /// OpenAI's defaults, which change nothing.
+    /// OpenAI's defaults, which are neutral.
     Openai,
 }
 

@@ -45,8 +45,8 @@ pub struct TraceConfig {
     /// Attribute of the server in traces; repeatable or comma-separated
     #[arg(long, env = "OTEL_RESOURCE_ATTRIBUTES", value_name = "NAME=VALUE", value_delimiter = ',')]
     pub otlp_resource_attribute: Vec<String>,
-    /// Which requests are exported: all, none, a fraction of all traces, or as the caller's trace says and one of these
-    /// for requests without one
+    /// Requests to export: all, none, a fraction of all traces, or by the caller's trace, with one of these for
+    /// requests without a trace
     #[arg(
         long,
         env = "OTEL_TRACES_SAMPLER",

@@ -10,7 +10,7 @@ use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, proto::MetricFamily};
 
 use super::registered;
 
-/// Maximum number of names that have samples of their own: clients choose names, and a sample stays for ever.
+/// Maximum number of names with separate samples: clients choose names, and a sample stays for ever.
 const MAX_NAMES: usize = 1024;
 
 /// The name that all further adapters share.
@@ -19,17 +19,17 @@ const OTHER: &str = "other";
 /// The adapters of requests.
 #[derive(Clone, Debug)]
 pub struct AdapterSnapshot {
-    /// Maximum number of different ones among running requests.
+    /// Maximum number of different adapters among running requests.
     pub max_adapters: usize,
-    /// Names of those of running requests.
+    /// Names of the adapters of running requests.
     pub running: Vec<Arc<str>>,
-    /// Names of those of waiting requests.
+    /// Names of the adapters of waiting requests.
     pub waiting: Vec<Arc<str>>,
 }
 
 impl AdapterSnapshot {
-    /// The family `vllm:lora_requests_info`, with one sample. It has a registry of its own: the names are labels, so a shared
-    /// gauge would have to be reset each time, and two scrapers at once would find no sample or two.
+    /// The family `vllm:lora_requests_info`, with one sample. It has a separate registry: the names are labels, so a
+    /// shared gauge would have to be reset each time, and two scrapers at once would find no sample or two.
     pub(super) fn gather(&self) -> Vec<MetricFamily> {
         let registry = Registry::new();
         let info =
@@ -42,12 +42,12 @@ impl AdapterSnapshot {
     }
 }
 
-/// Counts what adapters generate.
+/// Counts the tokens that adapters generate.
 #[derive(Debug)]
 pub(super) struct AdapterCounters {
     ended: IntCounterVec,
     tokens: IntCounterVec,
-    /// Names of adapters that have samples of their own.
+    /// Names of adapters with separate samples.
     names: Mutex<BTreeSet<Box<str>>>,
 }
 

@@ -1,5 +1,5 @@
-//! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
-//! and the threads of the pool.
+//! Metrics of the engine. They are measured in the engine, on the inference thread and the threads of the pool, not
+//! from the data sent to clients.
 
 use std::{
     fmt::Write,
@@ -57,7 +57,7 @@ pub struct Snapshot {
     pub n_pages: usize,
     /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
-    /// If there may be adapters.
+    /// Set if there may be adapters.
     pub adapters: Option<AdapterSnapshot>,
 }
 
@@ -66,7 +66,7 @@ pub struct Snapshot {
 pub struct EngineMetrics {
     registry: Registry,
     stats: watch::Receiver<EngineStats>,
-    /// Until the engine ends, so that whoever awaits a change learns that there will be none.
+    /// Dropped when the engine ends, so that whoever awaits a change learns that there will be none.
     stats_sender: Mutex<Option<watch::Sender<EngineStats>>>,
     running: IntGauge,
     waiting: IntGauge,
@@ -77,8 +77,9 @@ pub struct EngineMetrics {
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     preemptions: IntCounter,
-    /// Under two names; the next one as well.
+    /// Exported under two names.
     prefix_queries: [IntCounter; 2],
+    /// Exported under two names.
     prefix_hits: [IntCounter; 2],
     drafts: IntCounter,
     draft_tokens: IntCounter,
@@ -229,7 +230,7 @@ impl EngineMetrics {
         self.stats.clone()
     }
 
-    /// Reports what serves: the device's name, and the dtype of most weights.
+    /// Records the device's name, and the dtype of most weights.
     pub fn serves(&self, device: &str, dtype: &str) {
         self.build.with_label_values(&[env!("CARGO_PKG_VERSION"), device, dtype]).set(1);
     }
@@ -329,7 +330,7 @@ impl Observer for EngineMetrics {
             self.time_per_output_token.observe(decoding.as_secs_f64() / (n_tokens - 1) as f64);
         }
         self.request_generation_tokens.observe(n_tokens as f64);
-        // Embeddings generate nothing.
+        // Embeddings generate no tokens.
         if max_tokens > 0 {
             self.params_max_tokens.observe(max_tokens as f64);
         }

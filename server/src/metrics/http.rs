@@ -14,7 +14,7 @@ use super::registered;
 /// The label `handler` of a path that does not exist.
 const NO_HANDLER: &str = "none";
 
-/// The status of a request whose client disconnected before it had the whole response: nginx's 499.
+/// The status of a request whose client disconnected before the end of the response: nginx's 499.
 const CLIENT_CLOSED: &str = "499";
 
 /// vLLM has 0.1, 0.5 and 1. Rejections are faster than that, and answers slower.

@@ -3,7 +3,8 @@
 //! Names, labels and buckets are vLLM's, because routers, autoscalers and dashboards read those.
 //!
 //! # Layout
-//! - `engine`: metrics of the engine; `adapters`: those of LoRA adapters; `http`: requests by route, method and status
+//! - `engine`: metrics of the engine; `adapters`: metrics of LoRA adapters; `http`: requests by route, method and
+//!   status
 
 mod adapters;
 mod engine;

@@ -67,7 +67,7 @@ pub enum ExportError {
     Certificate {
         /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         source: pem::Error,
     },
     /// The system has no thread for the exporter.
@@ -134,7 +134,7 @@ impl Exporter {
 }
 
 impl SpanSender {
-    /// Which requests are exported.
+    /// The sampler that decides which requests are exported.
     pub(crate) fn sampler(&self) -> TraceSampler {
         self.sampler
     }

@@ -45,7 +45,7 @@ const KIND_SERVER: u32 = 2;
 /// `STATUS_CODE_ERROR`. Otherwise the status is unset, as OpenTelemetry recommends for servers.
 const STATUS_ERROR: u32 = 2;
 
-/// Bits of a span's `flags` beside those of the trace: the location of the parent is known, and it is remote.
+/// Bits of a span's `flags` besides the trace's: the location of the parent is known, and it is remote.
 const PARENT_IS_REMOTE: u32 = 0x300;
 
 impl Span {

@@ -19,15 +19,15 @@ mod sentence;
 use self::sentence::Sentence;
 use crate::draw::Draw;
 
-/// Which sentences are made.
+/// The sentences to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
     /// One or two clauses without any held-out pair of words.
     Training,
-    /// One or two clauses with at least one pair of an adjective and its noun, or a verb and its object, that no sentence of
-    /// the training split has. All words, and most other pairs, are in it.
+    /// One or two clauses with at least one pair (an adjective and its noun, or a verb and its object) that no sentence
+    /// of the training split has. All words, and most other pairs, occur there.
     Combinations,
-    /// Three clauses without held-out pairs: longer than all of the training split.
+    /// Three clauses without held-out pairs: longer than any sentence of the training split.
     Lengths,
 }
 
@@ -38,7 +38,7 @@ pub struct Pair {
     pub source: String,
     /// Ostran.
     pub target: String,
-    /// The English words, each replaced by the Ostran word of the dictionary: what a translation without rules is.
+    /// The English words, each replaced by the Ostran word of the dictionary: a translation without rules.
     pub word_for_word: String,
 }
 

@@ -1,5 +1,5 @@
-//! The study of [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751) for any model and any text: what each decoding method
-//! writes, measured beside what people wrote.
+//! The study of [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751) for any model and any text: compares texts
+//! from each decoding method with human text.
 
 mod bootstrap;
 mod figures;
@@ -23,7 +23,7 @@ pub use self::methods::Method;
 pub use self::passages::{Passage, PassageSizes, read_passages};
 pub use self::report::{DecodingReport, MethodRow, to_markdown};
 
-/// What a method wrote.
+/// The texts that a method wrote.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MethodTexts {
     /// The method.
@@ -46,7 +46,7 @@ pub enum TextEnd {
     AtLength,
 }
 
-/// What a study reports its progress on.
+/// Receives the progress of a study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StudyProgress<'a> {
     /// The method.
@@ -57,7 +57,7 @@ pub struct StudyProgress<'a> {
     pub n_all: usize,
 }
 
-/// Lets each method continue each passage's prompt, and scores what it wrote with the model.
+/// Lets each method continue each passage's prompt, and scores the continuations with the model.
 ///
 /// # Errors
 /// A passage does not fit the model's context, or the device fails.

@@ -10,7 +10,7 @@ pub(crate) struct Draw {
 }
 
 impl Draw {
-    /// The choices of text `index` of `seed`. Streams of the same seed have nothing in common.
+    /// Random choices for text `index` of `seed`. Different streams of the same seed are independent.
     pub(crate) fn new(seed: u64, stream: u64, index: u64) -> Draw {
         Draw { key: mix(mix(mix(seed) ^ stream) ^ index), n_drawn: 0 }
     }
@@ -28,7 +28,7 @@ impl Draw {
         self.below(n) == 0
     }
 
-    /// One of `items`, which has some.
+    /// One of `items`, which must not be empty.
     pub(crate) fn of<T: Copy>(&mut self, items: &[T]) -> T {
         items[self.below(items.len() as u64) as usize]
     }

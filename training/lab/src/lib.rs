@@ -1,6 +1,6 @@
-//! The laboratory beside Hearth's recipes: data that was made for this project's own models, and a study of decoding methods.
+//! Experiments for Hearth's recipes: data made for this project's own models, and a study of decoding methods.
 //!
-//! - [`tales`]: short stories and conversations, and the judge of what a model writes after learning them
+//! - [`tales`]: short stories and conversations, and a judge of the texts of models trained on them
 //! - [`bilingual`]: sentences in English with translations into an invented language
 //! - [`decoding`]: decoding methods compared with human text
 //!

@@ -6,8 +6,8 @@
 //!
 //! - `syntax`: how a grammar is written; `walk`: how it makes a tale, one choice after the other
 //! - `draw`: choices at random; `derivation`: the tale that choices lead to; `read`, for tests: choices found from a text
-//! - `tale`: a tale with its messages, its information and what is expected of an answer
-//! - [`judge`]: scores what a model wrote
+//! - `tale`: a tale with its messages, its information and the expected properties of an answer
+//! - [`judge`]: scores a model's texts
 
 mod derivation;
 mod draw;
@@ -61,7 +61,7 @@ const SOURCES: [(&str, &str); 23] = [
     ("plots/drill.txt", include_str!("tales/plots/drill.txt")),
 ];
 
-/// What is made.
+/// The kind of a tale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Stories.
@@ -74,7 +74,7 @@ pub enum Kind {
     Requests,
     /// Questions about a story, each with its answer.
     Questions,
-    /// Short texts whose words come again, from which a model first learns to copy.
+    /// Short texts with repeated words, from which a model first learns to copy.
     Drills,
 }
 
@@ -99,7 +99,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Tales {
     grammar: Grammar,
-    /// Where tales of each kind begin, in the order of [`Kind::ALL`].
+    /// Start symbols of the kinds of tales, in the order of [`Kind::ALL`].
     starts: Vec<Symbol>,
 }
 
@@ -118,10 +118,10 @@ impl Tales {
         Ok(Tales { grammar, starts })
     }
 
-    /// Tale `index` of `seed`, other ones for each kind.
+    /// Tale `index` of `seed`; different for each kind.
     ///
     /// # Errors
-    /// The grammar leads nowhere, which tests rule out.
+    /// The grammar has a dead end, which tests rule out.
     pub fn tale(&self, kind: Kind, seed: u64, index: u64) -> Result<Tale> {
         let told = tell(&self.grammar, self.start(kind), &mut Draw::new(seed, kind as u64, index))?;
         Ok(Tale::new(&self.grammar, told))

@@ -41,7 +41,8 @@ pub struct ModelArgs {
     #[arg(long, env = "HEARTH_DEVICE", default_value = "auto")]
     device: DeviceChoice,
 
-    /// Dtype of weight matrices, also a quantized one [default: that of the files if it is bf16, quantized or GGUF, else f32]
+    /// Dtype of weight matrices, also a quantized one [default: the files' dtype if it is bf16, quantized or GGUF, else
+    /// f32]
     #[arg(long, value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     dtype: Option<Dtype>,
 
@@ -55,7 +56,7 @@ pub struct ModelArgs {
 pub struct OpenModel {
     /// The model with its tokenizer.
     pub loaded: LoadedModel,
-    /// Where it was opened from.
+    /// The path of the model.
     pub path: PathBuf,
     /// As it was given.
     pub name: String,

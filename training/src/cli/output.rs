@@ -1,4 +1,4 @@
-//! What commands write for the user: files, and JSON on stdout.
+//! Output of commands for the user: files, and JSON on stdout.
 
 use std::{
     io::{self, Write},
@@ -33,7 +33,7 @@ pub fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()> {
     write_file(path, &text)
 }
 
-/// Writes a file; what it had before stays until it is written whole.
+/// Writes a file; the old contents stay until the new ones are complete.
 ///
 /// # Errors
 /// The file cannot be written; the message names it.

@@ -18,7 +18,7 @@ use crate::{
     ranks::{self, launch::Launched},
 };
 
-/// How long a rank that fails leaves it to rank 0 to say why.
+/// How long a failing rank waits, so that rank 0 can report the reason first.
 const FIRST_TELLS: Duration = Duration::from_secs(1);
 
 /// A command line program.
@@ -70,7 +70,7 @@ pub fn main<P: Program>() -> ExitCode {
         Err(error) => {
             interrupt::wait_if_ending();
             if !ranks::of_process().is_first() {
-                // Most errors are those of all ranks, and rank 0 tells them.
+                // Most errors occur on all ranks, and rank 0 reports them.
                 thread::sleep(FIRST_TELLS);
             }
             let code = failure(&error);
@@ -89,7 +89,7 @@ fn failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The command and its subcommands without empty variables: files of settings for containers have such.
+/// The command and its subcommands, ignoring variables that are empty: containers' environment files often set such.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match arg.get_env() {
         Some(name) if env::var_os(name).is_some_and(|value| value.is_empty()) => arg.env(Resettable::Reset),

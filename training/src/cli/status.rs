@@ -10,7 +10,7 @@ use crate::{
     run::progress::{ProgressLine, Style},
 };
 
-/// The most names of files in a message.
+/// Maximum number of file names in a message.
 const MAX_NAMES: usize = 5;
 
 /// Shows progress.
@@ -58,8 +58,8 @@ impl Status {
         self.started.elapsed()
     }
 
-    /// Shows `line` if the last one is old enough. `line` gets the time since the current part of the work began. Nothing is
-    /// shown in the first moments, in which most commands finish.
+    /// Shows `line` if the last one is old enough. `line` gets the time since the current part of the work began.
+    /// Nothing is shown at first, since most commands finish quickly.
     pub fn show(&mut self, line: impl FnOnce(Duration) -> String) {
         let since = self.shown.unwrap_or(self.phase_started);
         if since.elapsed() < self.every {
@@ -75,7 +75,7 @@ impl Status {
         self.line.clear();
     }
 
-    /// Writes what is to be said about data.
+    /// Writes the notes about data.
     pub fn note_all(&mut self, notes: &Notes) {
         notes.lines().iter().for_each(|line| self.note(line));
     }

@@ -18,7 +18,7 @@ use hearth_training::{
 
 use super::options::Options;
 
-/// What is measured where neither a preset nor a file is named.
+/// The preset to measure if neither a preset nor a file is given.
 const DEFAULT_PRESET: &str = "shakespeare-char-cpu";
 
 /// Measures the speed of training, part by part

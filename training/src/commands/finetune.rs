@@ -146,7 +146,7 @@ enum ExampleSet {
 }
 
 impl ExampleSet {
-    /// Reads the files to train on, and those for validation.
+    /// Reads the training files and the validation files.
     fn read(
         sources: [&[String]; 2],
         text: &LoadedText,
@@ -235,7 +235,7 @@ fn settle(config: &mut TrainConfig, defaults: &Defaults, model: &Path, status: &
     config.objective.check_model(&model_dir::load_config(model)?)?;
     texts::settle(config, model)?;
     match &config.lora {
-        // Its targets must be modules of the model.
+        // The targets must be modules of the model.
         Some(lora) => lora.n_values(&model_dir::load_config(model)?, model_dir::load_class(model).ok()).map(|_| ()),
         None => require_trainable(model),
     }
@@ -296,7 +296,7 @@ fn examples_of(
         shorter(config)
     );
     if is_masked(config) {
-        // All tokens are inputs, and the last token of a row is none: it is there twice.
+        // All tokens are inputs, but the last token of a row is only a target: so it is there twice.
         for Example { ids, trained, .. } in examples.examples.iter_mut().chain(&mut examples.val) {
             ids.extend(ids.last().copied());
             trained.push(true);
@@ -305,7 +305,7 @@ fn examples_of(
     Ok(examples)
 }
 
-/// What helps if all examples were left out.
+/// A hint for when all examples were dropped.
 fn shorter(config: &TrainConfig) -> &'static str {
     match config.data.too_long {
         TooLong::Cut => "use examples whose answers begin within the model's context",
@@ -444,7 +444,7 @@ fn pairs_of(
     Ok(found)
 }
 
-/// Reports the commit of each source that is a data set of the hub, files that were left out, and what is to be said about the
+/// Reports the commit of each source that is a data set of the hub, files that were left out, and the notes about the
 /// data.
 fn note_sources<T>(status: &mut Status, sources: &[Origin], settings: &ExampleSettings, found: &Examples<T>) {
     note_not_text(status, &found.not_text);
@@ -461,8 +461,8 @@ fn bos_of(text: &LoadedText) -> Option<TokenId> {
     text.tokenizer.bos().map(|bos| bos.id)
 }
 
-/// The digest of the examples to train on, and of those for validation. Without the latter it is that of runs before there were
-/// such.
+/// The digest of the training examples and of the validation examples. Without validation examples, it equals the
+/// digest in runs of older versions, which did not include them.
 fn hash_of<'a>(examples: impl Iterator<Item = &'a Example>, val: impl Iterator<Item = &'a Example>) -> Digest {
     let mut hash = Digester::new();
     let update = |hash: &mut Digester, example: &Example| {

@@ -25,8 +25,8 @@ use serde::Serialize;
 
 /// Turns a checkpoint of nanoGPT, LitGPT or nanochat into a model dir
 ///
-/// Reads nanoGPT's `ckpt.pt`, LitGPT's `lit_model.pth` and nanochat's `model_NNNNNN.pt` without running what their pickles may
-/// hold. The result opens in `hearth serve`, `hearth generate`, `hearth-train pretrain --init` and `transformers`.
+/// Reads nanoGPT's `ckpt.pt`, LitGPT's `lit_model.pth` and nanochat's `model_NNNNNN.pt` without executing code in their
+/// pickles. The result opens in `hearth serve`, `hearth generate`, `hearth-train pretrain --init` and `transformers`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The checkpoint, or the folder that holds it
@@ -37,8 +37,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODEL_DIR")]
     out: PathBuf,
 
-    /// The tokenizer: a folder with `tokenizer.json`, nanoGPT's `meta.pkl`, or nanochat's `tokenizer.pkl` [default: what lies
-    /// where the training program keeps it]
+    /// The tokenizer: a folder with `tokenizer.json`, nanoGPT's `meta.pkl`, or nanochat's `tokenizer.pkl` [default: the
+    /// file where the training program keeps it]
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<PathBuf>,
 
@@ -51,7 +51,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// What `--json` prints.
+/// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
     program: String,
@@ -133,7 +133,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
 
-/// The class of what only Hearth expresses.
+/// The class for models that only Hearth can express.
 const HEARTH_CLASS: &str = "HearthForCausalLM";
 
 /// Where the training program keeps the tokenizer of the checkpoint.

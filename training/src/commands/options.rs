@@ -1,4 +1,4 @@
-//! Options of all commands: settings and device.
+//! Options shared by all commands: settings and device.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The settings for a command, layered over those of `command`.
+    /// The settings for a command, layered over the command's own.
     pub(crate) fn resolve(&self, command: Layers) -> Result<Resolved> {
         let layers =
             Layers { preset: self.preset.clone(), file: self.config.clone(), sets: self.sets.clone(), ..command };

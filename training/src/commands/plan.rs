@@ -1,4 +1,4 @@
-//! What `--dry-run` prints: what a run would take.
+//! The output of `--dry-run`: the predicted costs of a run.
 
 use std::{
     io::{self, Write},
@@ -18,7 +18,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-/// What a run would take, and what there is.
+/// The predicted costs of a run, and the available resources.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Prediction {
     pub(crate) estimate: Estimate,
@@ -27,7 +27,7 @@ pub(crate) struct Prediction {
     pub(crate) limits: Limits,
 }
 
-/// What a trial of the run, new or resumed, has shown.
+/// Results of a trial of the run, new or resumed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
     /// Steps completed before.
@@ -46,13 +46,13 @@ struct Plan {
     micro_batch_size: usize,
     /// Bytes of the process that were in memory before the model.
     held_before_bytes: u64,
-    /// Memory that could be taken, if the system tells.
+    /// Available memory, if the system reports it.
     available_bytes: Option<u64>,
     /// Steps of the run, unless it ends by time.
     steps: Option<usize>,
     /// Steps completed before.
     steps_done: usize,
-    /// Wall clock of a step as it was measured; absent if the run does not fit.
+    /// Measured wall clock of a step; absent if the run does not fit.
     seconds_per_step: Option<f64>,
     /// Wall clock of the remaining steps, without evaluations, samples and checkpoints.
     expected_seconds: Option<f64>,
@@ -124,7 +124,7 @@ pub(crate) fn of_a_token(estimate: &Estimate) -> String {
     estimate.n_active_params.map(|n_active| format!(", {n_active} of them for a token")).unwrap_or_default()
 }
 
-/// What a step trains on.
+/// The size of a step, in words.
 pub(crate) fn step_size(config: &TrainConfig) -> String {
     let n_items = config.micro_steps() * config.data.micro_batch_size.rows();
     let (n, what) = config.objective.objective().step_size(config.tokens_per_step(), n_items);

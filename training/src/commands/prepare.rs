@@ -18,9 +18,9 @@ use serde_json::json;
 
 /// Turns documents into token shards to train on
 ///
-/// Makes a folder with the tokens of a training and a validation split, a copy of the tokenizer, and `data.json`, which says
-/// what is in it. Each document ends with the tokenizer's end-of-text token. Conversations (`messages` in jsonl, with `role` and
-/// `content`) are rendered with the tokenizer's chat template.
+/// Makes a folder with the tokens of a training and a validation split, a copy of the tokenizer, and `data.json`, which
+/// describes the contents. Each document ends with the tokenizer's end-of-text token. Conversations (`messages` in
+/// jsonl, with `role` and `content`) are rendered with the tokenizer's chat template.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Text files, jsonl, CSV, TSV or Parquet files (all but Parquet also compressed with gzip or zstd), folders of them (files of
@@ -37,8 +37,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DATA")]
     out: PathBuf,
 
-    /// Files for the validation split, of the same kinds as SOURCES. Without this, they are the files of SOURCES with `validation`,
-    /// `valid`, `val` or `dev` in their names, if there are any
+    /// Files for the validation split, of the same kinds as SOURCES [default: the files of SOURCES with `validation`,
+    /// `valid`, `val` or `dev` in their names]
     #[arg(long, value_name = "FILES", num_args = 1..)]
     val: Vec<String>,
 

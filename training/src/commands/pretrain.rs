@@ -34,9 +34,9 @@ use super::{
 
 /// Trains a model on prepared data
 ///
-/// The run's folder holds its configuration, metrics, checkpoints, and in `model/` the model with the lowest loss on the
-/// validation split, for `hearth serve --model RUN` and for `transformers`. A run that was stopped goes on with `--resume`
-/// and ends with the very same weights as one that was not.
+/// The run's folder holds its configuration, metrics, checkpoints, and in `model/` the model with the lowest loss on
+/// the validation split, for `hearth serve --model RUN` and for `transformers`. `--resume` continues a stopped run,
+/// which ends with exactly the same weights as an uninterrupted one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The folder that `hearth-train prepare` wrote; with `objective.kind=seq2seq`, a file, a folder or a data set of the hub with
@@ -144,7 +144,7 @@ fn ends_of(dataset: &Dataset, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     Ok(ids)
 }
 
-/// A split in rows as `data.rows` says. An empty one stays a stream.
+/// A split in rows as set by `data.rows`. An empty split stays a stream.
 fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &TrainConfig) -> Result<RowSource> {
     let tokens = dataset.split(split);
     let packing = match config.data.rows {

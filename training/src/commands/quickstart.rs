@@ -61,7 +61,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     session.train(data)
 }
 
-/// What is to be said about a text in which strings stand for tokens: here, all of it is trained as characters.
+/// A note about a text with strings that usually represent tokens: here, all of it is trained as characters.
 fn remark_about(text: &str) -> Option<String> {
     let (at, mark) = Marks::default().first_mark(text)?;
     let line = 1 + text[..at].matches('\n').count();
@@ -89,7 +89,7 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
     let split = split_by_chars(text, config.data.val_fraction)?;
     let context = config.model.max_seq_len;
     let built = match config.data.vocab_size {
-        // Trained on the whole text, so that the validation split has no character without an id.
+        // Built from the whole text, so that the validation split has no character without an id.
         None => BuiltTokenizer::characters(text, context)?,
         Some(vocab_size) => BuiltTokenizer::bpe(split.train, vocab_size, context)?,
     };

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Text to continue
     prompt: String,
 
-    /// Number of samples: each has the seed of the one before plus 1, and `---` stands between them
+    /// Number of samples: each has the seed of the previous one plus 1; `---` separates them
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     number: u32,
 
@@ -68,7 +68,7 @@ struct Report {
     n_tokens: usize,
 }
 
-/// The JSON output of several.
+/// The JSON output of several samples.
 #[derive(Debug, Serialize)]
 struct Reports {
     samples: Vec<Report>,
@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut samples = Vec::new();
     let context = model.gpt.config().max_seq_len;
     let max_tokens = config.sample.max_tokens;
-    // An encoder reads the prompt, and the decoder begins with its own tokens.
+    // An encoder reads the prompt, and the decoder begins with its start tokens.
     let (source_ids, prompt_ids) = match model.gpt.config().is_encoder_decoder() {
         true => (prompt_ids, model.decoder_start.clone()),
         false => (Vec::new(), prompt_ids),

@@ -1,4 +1,4 @@
-//! What `pretrain`, `quickstart` and `finetune` share: starts or resumes a run and reports the result.
+//! Shared code of `pretrain`, `quickstart` and `finetune`: starts or resumes a run and reports the result.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -43,13 +43,13 @@ use super::{
     plan::{Prediction, Trial, of_a_token, print_plan, step_size},
 };
 
-/// A run of fewer updates is reported: it teaches a model little.
+/// A run with fewer updates gets a warning: the model learns little in it.
 const FEW_UPDATES: usize = 20;
 
 /// The arguments of a training run.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Go on from the last whole checkpoint in `--out`, or begin if there is none
+    /// Continue from the last complete checkpoint in `--out`, or begin if there is none
     #[arg(long)]
     resume: bool,
 
@@ -76,7 +76,7 @@ pub(crate) struct Session {
     checkpoint: Option<Checkpoint>,
     /// The resolved settings of the run.
     pub(crate) config: TrainConfig,
-    /// Which of them may follow the data.
+    /// Settings that may be adjusted to the data.
     pub(crate) defaults: Defaults,
     /// Settings that follow the data: `key=value`.
     followed: Vec<String>,
@@ -101,7 +101,7 @@ struct Report {
     val_perplexity: Option<f64>,
     /// Bits per byte there.
     val_bpb: Option<f64>,
-    /// With preferences, the share of pairs there whose better answer is preferred.
+    /// With preferences, the share of validation pairs whose better answer is preferred.
     #[serde(skip_serializing_if = "Option::is_none")]
     val_accuracy: Option<f64>,
     /// Validation loss of the model in `model/`.
@@ -114,15 +114,15 @@ struct Report {
     tok_per_sec: f64,
     /// Duration of this process's training in seconds.
     seconds: f64,
-    /// The most bytes of the process that were in memory while it trained, if the system tells.
+    /// Peak resident memory of the process during training in bytes, if the system reports it.
     peak_resident_bytes: Option<u64>,
-    /// The most bytes of tensors that a GPU held at once.
+    /// Peak memory of tensors on a GPU in bytes.
     device_peak_bytes: Option<u64>,
     /// The bytes that the GPU's allocator holds at the end: pages in which tensors are placed, free parts included.
     device_reserved_bytes: Option<u64>,
-    /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus what the process held before.
+    /// The predicted peak: on a GPU the estimate; on the CPU the estimate plus the process's memory before.
     predicted_peak_bytes: u64,
-    /// What the run cost each of several processes.
+    /// The costs of each process, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ranks: Vec<RankCosts>,
 }
@@ -162,7 +162,7 @@ impl Session {
         };
         let base = match &checkpoint {
             Some(checkpoint) if args.from.is_some() => Some(checkpoint.config.clone()),
-            // Not the checkpoint's: settings that the last start changed may be in no checkpoint yet.
+            // Not from the checkpoint: settings that the last start changed may not be in any checkpoint yet.
             _ if run.holds_run() => Some(run.config()?),
             _ => None,
         };
@@ -183,7 +183,7 @@ impl Session {
         if let Some(checkpoint) = &mut checkpoint
             && args.from.is_some()
         {
-            // Of another run.
+            // The values belong to another run.
             (checkpoint.state.best, checkpoint.state.n_since_best) = (None, 0);
         }
         let session = Session { args, out, run, checkpoint, config, defaults, followed, notes, group };
@@ -198,7 +198,7 @@ impl Session {
         }
         self.group.ranks().set_timeout(self.config.parallel.peer_timeout());
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        // Paths may differ from machine to machine; what is in the files may not, and is compared later.
+        // Paths may differ between machines; the contents of the files may not, and are compared later.
         let mut settings = self.config.clone();
         (settings.data.path, settings.model.init) = (None, None);
         let checkpoint = match &self.checkpoint {
@@ -302,7 +302,7 @@ impl Session {
         self.start(data, &chosen, &prediction)
     }
 
-    /// Warns of a run from which a model learns little, and of settings that have no effect with this data.
+    /// Warns about a run in which a model learns little, and about settings that have no effect with this data.
     ///
     /// # Errors
     /// Early stopping without a validation split.
@@ -374,7 +374,7 @@ impl Session {
         let n_params = trainer.n_params();
         trainer.require_same_start()?;
         if self.args.from.is_some() {
-            // `--resume` does not find the checkpoint of another run, so the folder has its own before it is a run.
+            // `--resume` does not look for another run's checkpoint, so the folder gets a copy before it becomes a run.
             if self.group.is_first() {
                 self.run.reserve()?;
             }
@@ -422,7 +422,7 @@ impl Session {
         Ok(stopped.map_or(ExitCode::SUCCESS, ExitCode::from))
     }
 
-    /// Says what the run is about to do.
+    /// Announces the run.
     fn announce(&self, reporter: &mut Reporter, data: &Data, trainer: &Trainer<'_>, prediction: &Prediction) {
         let (config, Prediction { estimate, held_before, .. }) = (&self.config, prediction);
         if !self.group.is_alone() {
@@ -499,7 +499,7 @@ impl Session {
     }
 }
 
-/// A number of floating-point operations with two digits or more, such as `3.7 GFLOP`.
+/// A number of floating-point operations with at least two digits, such as `3.7 GFLOP`.
 fn flops(count: f64) -> String {
     let units = [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")];
     let (unit, name) = units.into_iter().find(|(unit, _)| count >= 0.9995 * unit).unwrap_or((1e3, "kFLOP"));
@@ -507,7 +507,7 @@ fn flops(count: f64) -> String {
     if scaled < 9.95 { format!("{scaled:.1} {name}") } else { format!("{scaled:.0} {name}") }
 }
 
-/// The run that begins, or goes on from `checkpoint`.
+/// A trainer for a new run, or one that continues from `checkpoint`.
 fn trainer_of<'a>(
     checkpoint: Option<&Checkpoint>,
     config: &'a TrainConfig,

@@ -55,11 +55,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = "<|bos|>", require_equals = true)]
     bos: Option<String>,
 
-    /// Token that fills up rows [default: none, and <|pad|> with --chat or without a value]
+    /// Padding token [default: none, and <|pad|> with --chat or without a value]
     #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = PAD, require_equals = true)]
     pad: Option<String>,
 
-    /// For an encoder (`objective.kind=mlm`) or an encoder-decoder (`seq2seq`): `<s>` before a text, `</s>` behind it, `<pad>` and `<mask>`
+    /// For an encoder (`objective.kind=mlm`) or an encoder-decoder (`seq2seq`): `<s>` before a text, `</s>` after it,
+    /// `<pad>` and `<mask>`
     #[arg(long, conflicts_with_all = ["eos", "bos", "pad", "chat"])]
     encoder: bool,
 
@@ -85,7 +86,7 @@ const PAD: &str = "<|pad|>";
 /// The result, printed on stdout.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Where the tokenizer is.
+    /// The folder of the tokenizer.
     out: PathBuf,
     /// Tokens of the vocabulary, special tokens included.
     vocab_size: usize,

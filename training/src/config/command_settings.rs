@@ -1,11 +1,11 @@
-//! The commands that take settings, and what their settings must be.
+//! The commands that use settings, and the requirements of each.
 
 use anyhow::{Result, ensure};
 
 use super::{Rows, TrainConfig};
 use crate::objective::RowKind;
 
-/// What settings are for: the command that uses them.
+/// The command that uses the settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// `quickstart`: one text.

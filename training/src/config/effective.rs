@@ -1,5 +1,5 @@
-//! When settings have an effect: the one table by which a setting that would do nothing is refused where it is set, and left
-//! out of `config.toml`.
+//! When settings have an effect: one table, by which a setting without effect is rejected where it is set, and left out
+//! of `config.toml`.
 
 use toml::{Table, Value};
 
@@ -8,7 +8,7 @@ use crate::objective::{ObjectiveKind, RowKind};
 
 /// Settings that have an effect only under a condition.
 struct Rule {
-    /// Their keys; one that ends in `.` stands for a whole section.
+    /// Keys of the settings; a key that ends in `.` covers a whole section.
     keys: &'static [&'static str],
     when: When,
 }
@@ -16,7 +16,7 @@ struct Rule {
 enum When {
     /// For these commands.
     Commands(&'static [Purpose]),
-    /// With other settings, described behind the words "is for".
+    /// With other settings, described by a text that completes the words "is for".
     Settings(&'static str, fn(&TrainConfig) -> bool),
 }
 
@@ -206,8 +206,8 @@ impl Rule {
         self.keys.iter().any(|own| *own == key || own.ends_with('.') && key.starts_with(own))
     }
 
-    /// Why the rule's settings have no effect in `config`, which is for `purpose`, behind the words "is for"; `None` if they
-    /// have one.
+    /// Why the rule's settings have no effect in `config`, which is for `purpose`; completes the words "is for". `None`
+    /// if they have an effect.
     fn violated(&self, config: &TrainConfig, purpose: Purpose) -> Option<String> {
         match &self.when {
             When::Settings(what, holds) => (!holds(config)).then(|| (*what).to_owned()),
@@ -222,8 +222,8 @@ impl Rule {
     }
 }
 
-/// Why the setting `key` has no effect in `config`, such as "`optim.matrices=muon`", to be read behind "is for"; `None` if it
-/// has one, or if it is not known which command the settings are for.
+/// Why the setting `key` has no effect in `config`, such as "`optim.matrices=muon`"; completes the words "is for".
+/// `None` if it has an effect, or if the command is not known.
 pub(super) fn without_effect(config: &TrainConfig, key: &str) -> Option<String> {
     let purpose = config.purpose?;
     RULES.iter().filter(|rule| rule.covers(key)).find_map(|rule| rule.violated(config, purpose))
@@ -269,7 +269,7 @@ mod tests {
         }
     }
 
-    /// A command, other settings, a setting that has no effect with them, and what the message says about the condition.
+    /// A command, other settings, a setting that has no effect with them, and the condition in the message.
     const CASES: [(Purpose, &[&str], &str, &str); 32] = [
         (Pretrain, &["model.init=m"], "model.n_layers=2", "fresh models"),
         (Pretrain, &["model.init=m"], "objective.mtp=0.3", "fresh models"),

@@ -6,7 +6,7 @@ struct Foreign {
     names: &'static [&'static str],
     /// These programs.
     programs: &'static str,
-    /// What to write here, as Markdown.
+    /// The setting to use here, as Markdown.
     here: &'static str,
 }
 
@@ -164,7 +164,7 @@ const FOREIGN: &[Foreign] = &[
     row(&["data_seed"], HF, "`seed`"),
 ];
 
-/// What the setting `key` of another program is here, if it is one.
+/// A hint for the setting `key` of another program, if it is one.
 pub(super) fn hint_of_foreign(key: &str) -> Option<String> {
     let name = key.rsplit('.').next()?.to_lowercase().replace('-', "_");
     let found = FOREIGN.iter().find(|foreign| foreign.names.contains(&&*name))?;

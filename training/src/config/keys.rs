@@ -1,4 +1,4 @@
-//! Dotted keys of settings: which there are, their values in a table, and what an unknown one may stand for.
+//! Dotted keys of settings: the known keys, their values in a table, and suggestions for an unknown key.
 
 use anyhow::Result;
 use serde::Deserialize;

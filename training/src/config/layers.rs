@@ -20,10 +20,10 @@ use super::{
 /// Budgets in `schedule`: a layer that sets one of these keys replaces what earlier layers set.
 pub(crate) const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
-/// The same for the length of the cooldown.
+/// Lengths of the cooldown in `schedule`, handled like [`BUDGETS`].
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
 
-/// Groups of keys of `schedule` of which a layer may set one.
+/// Groups of keys of `schedule`; a layer may set at most one key of a group.
 const GROUPS: [&[&str]; 2] = [&BUDGETS, &COOLDOWNS];
 
 /// The sources of settings, in order.
@@ -33,7 +33,7 @@ pub struct Layers {
     pub purpose: Option<Purpose>,
     /// A resolved configuration to start from, instead of the defaults.
     pub base: Option<TrainConfig>,
-    /// The preset that the command begins with if the user names neither a preset nor a file, and there is no base.
+    /// The preset that the command uses if the user gives neither a preset nor a file, and there is no base.
     pub default_preset: Option<String>,
     /// The name of a preset.
     pub preset: Option<String>,
@@ -50,7 +50,7 @@ pub struct Layers {
 pub struct Resolved {
     /// The settings.
     pub config: TrainConfig,
-    /// The keys that a file, an argument or `--set` has set: the user's own, which nothing else may change.
+    /// The keys that a file, an argument or `--set` has set. Nothing else may change these.
     pub explicit: BTreeSet<String>,
     /// The keys that a preset named by the user has set.
     pub of_preset: BTreeSet<String>,
@@ -183,8 +183,8 @@ impl Layers {
         Ok(table)
     }
 
-    /// The settings of a layer, with their sources, that have no effect with those of the layers up to it. For commands that are
-    /// no runs, only settings of the command line are meant for it.
+    /// The settings of a layer, with their sources, that have no effect with this layer and the layers below it. In
+    /// commands that are not runs, only settings on the command line count as meant for the command.
     fn idle(&self, merged: &Table, settings: Vec<(String, String)>, origin: Origin) -> Result<Vec<(String, String)>> {
         if origin != Origin::Given && self.purpose.is_some_and(|purpose| !purpose.is_run()) {
             return Ok(Vec::new());
@@ -206,8 +206,8 @@ impl Layers {
         Ok(())
     }
 
-    /// The configuration without the settings that have no effect, so that it equals the one that `config.toml` is read as; and
-    /// a message for each source and reason.
+    /// The configuration without the settings that have no effect, so that it equals the one that is read back from
+    /// `config.toml`; and a message for each source and reason.
     fn without_idle(
         &self,
         mut merged: Table,
@@ -219,7 +219,7 @@ impl Layers {
         }
         let mut told: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
         for (key, reason) in remove_without_effect(&mut merged, &config) {
-            // Whoever turns samples off knows that their settings are not used.
+            // No message for sample settings if samples are off: that is expected.
             if let Some(source) = sources.get(&key).filter(|_| !key.starts_with("sample.")) {
                 told.entry((source, reason)).or_default().push(format!("`{key}`"));
             }

@@ -12,9 +12,10 @@ use super::TrainConfig;
 /// Rows in one forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MicroBatchSize {
-    /// As many as fit in memory and divide a step; found before the run begins, see [`memory_fit`](crate::plan::memory_fit).
+    /// As many as fit in memory and divide a step; determined before the run begins, see
+    /// [`memory_fit`](crate::plan::memory_fit).
     Auto,
-    /// As many as this.
+    /// This many.
     Rows(usize),
 }
 

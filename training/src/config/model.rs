@@ -93,8 +93,8 @@ impl ModelSettings {
         self.expert_d_ff.unwrap_or_else(|| self.d_ff() / self.n_active_experts().max(1))
     }
 
-    /// The experts in place of the MLPs, if there are some: probabilities of those chosen are normalised. `balance` is the weight of
-    /// the load-balancing loss, if it is set.
+    /// The experts in place of the MLPs, if there are any: the chosen probabilities are normalised. `balance` is the
+    /// weight of the load-balancing loss, if it is set.
     fn experts(&self, balance: Option<f64>) -> Option<Experts> {
         (self.n_experts > 0).then(|| Experts {
             balance_loss: balance.unwrap_or(BALANCE_LOSS),

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelSettings {
-    /// Copies of the model that train apart, each on its share of a step's micro-batches. A power of two; 1: none.
+    /// Replicas of the model that train separately, each on its share of a step's micro-batches. A power of two; 1:
+    /// none.
     pub replicas: usize,
     /// Steps after which replicas meet.
     pub sync_every: usize,
-    /// The learning rate of the outer step, with which they meet.
+    /// The learning rate of the outer step, in which the replicas synchronize.
     pub outer_lr: f64,
     /// The momentum of the outer step (Nesterov's).
     pub outer_momentum: f64,
@@ -22,7 +23,7 @@ pub struct ParallelSettings {
     pub peer_timeout: Option<u64>,
 }
 
-/// The outer step is that of [DiLoCo](https://arxiv.org/abs/2311.08105), 4.
+/// The outer step as in [DiLoCo](https://arxiv.org/abs/2311.08105), 4.
 impl Default for ParallelSettings {
     fn default() -> Self {
         Self { replicas: 1, sync_every: 50, outer_lr: 0.7, outer_momentum: 0.9, peer_timeout: None }

@@ -17,7 +17,7 @@ macro_rules! presets {
     };
 }
 
-/// The presets; the first is what a run without `--preset` uses.
+/// The presets; the first is the default.
 pub const PRESETS: &[Preset] = presets![
     "shakespeare-char-cpu",
     "shakespeare-char",

@@ -20,8 +20,8 @@ const FREE: [&str; 9] = [
     "data.tokenizer",
 ];
 
-/// The settings in which `now` contradicts the run started as `then`: key, old and new value. Settings without effect do not
-/// count, and neither does how a step is cut into micro-batches, which changes nothing but the rounding of sums.
+/// The settings in which `now` contradicts the run started as `then`: key, old and new value. Settings without effect
+/// do not count, and neither does the division of a step into micro-batches, which only affects the rounding of sums.
 pub fn differences(then: &TrainConfig, now: &TrainConfig) -> Result<Vec<String>> {
     let then = TrainConfig { purpose: now.purpose, ..then.clone() };
     let mut now = now.clone();

@@ -13,14 +13,15 @@ pub struct Seq2SeqSettings {
     /// The member or column of sources, or their language within `translation`. Left out: `source`, `input` or `prompt`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_field: Option<String>,
-    /// The same of targets. Left out: `target`, `output` or `completion`.
+    /// The member or column of targets, or their language within `translation`. Left out: `target`, `output` or
+    /// `completion`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_field: Option<String>,
-    /// A text in front of each source, such as "translate English to German: ".
+    /// A text before each source, such as "translate English to German: ".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_prefix: Option<String>,
-    /// What each target begins with, as text, in place of the tokens that the tokenizer puts around a text: the token of the
-    /// language in NLLB, M2M100 and mBART.
+    /// The text at the start of each target, in place of the tokens that the tokenizer adds around a text: in NLLB,
+    /// M2M100 and mBART, the language token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoder_prompt: Option<String>,
 }
@@ -30,10 +31,10 @@ impl Seq2SeqSettings {
         *self == Self::default()
     }
 
-    /// The members of source and target, if they are set.
+    /// The names of the source and target members, if they are set.
     ///
     /// # Errors
-    /// Only one of them is, or they are the same.
+    /// Only one of them is set, or they are equal.
     pub fn fields(&self) -> Result<Option<[String; 2]>> {
         match (&self.source_field, &self.target_field) {
             (None, None) => Ok(None),

@@ -13,7 +13,7 @@ use super::{
     SaveDtype, ScheduleKind, TrainConfig, value_error::with_hint,
 };
 
-/// The largest size of a model, in any dimension, and the most layers.
+/// Maximum size of a model in any dimension, and of its number of layers.
 const MAX_SIZE: usize = 1 << 28;
 const MAX_LAYERS: usize = 1 << 12;
 
@@ -25,7 +25,7 @@ const MAX_RANK: usize = 1 << 16;
 /// Maximum of `lora.alpha`: larger factors make numbers infinite before anything is learned.
 const MAX_FACTOR: f64 = 1e6;
 
-/// The most passes over the data.
+/// Maximum number of passes over the data.
 const MAX_EPOCHS: f64 = 1e6;
 
 /// Far above the number of tokens whose activations fit in memory, even for the smallest models.

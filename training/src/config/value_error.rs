@@ -1,4 +1,4 @@
-//! What is wrong with a value, in the words of settings, and what to write instead.
+//! Explains invalid values in terms of settings, and suggests valid ones.
 
 use toml::Value;
 

@@ -1,4 +1,4 @@
-//! A prompt and the text behind it, as token ids.
+//! A prompt and its continuation, as token ids.
 
 use hearth_model::{
     Error, TokenId,

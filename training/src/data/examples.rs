@@ -1,9 +1,9 @@
 //! Examples for fine-tuning: conversations, prompts with completions, and texts, as token ids with the tokens that the
 //! model learns to predict; pairs of them for DPO; sources with targets for encoder-decoders; and packing.
 //!
-//! Conversations are encoded by the chat template code of serving, so the ids of both are equal. What would train something
-//! else than is meant is rejected before training, with file and line: a doubled BOS token, an end of turn that is not
-//! trained, an example without a trained token or longer than the context.
+//! Conversations are encoded by the chat template code of serving, so the ids of both are equal. Data that would not
+//! train what it is meant to is rejected before training, with file and line: a doubled BOS token, an end of turn that
+//! is not trained, an example without a trained token or longer than the context.
 
 mod describe;
 mod encode;
@@ -41,7 +41,7 @@ pub struct Example {
 }
 
 impl Example {
-    /// The number of tokens that the model learns to predict. The first token has nothing before it, so it is not one.
+    /// The number of tokens that the model learns to predict. The first token has no context, so it is not one of them.
     pub fn n_trained(&self) -> usize {
         self.trained.iter().skip(1).filter(|trained| **trained).count()
     }
@@ -56,16 +56,16 @@ pub struct PreferencePair {
     pub rejected: Example,
 }
 
-/// What happens to an example longer than the limit.
+/// How to handle an example that is longer than the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TooLong {
-    /// It is an error.
+    /// An error.
     #[default]
     Refuse,
-    /// Its end is removed.
+    /// The end is removed.
     Cut,
-    /// It is left out.
+    /// The example is dropped.
     Drop,
 }
 
@@ -74,7 +74,7 @@ pub enum TooLong {
 pub struct ExampleSettings {
     /// Maximum length of an example in tokens: the model's context, or less.
     pub max_len: usize,
-    /// What happens to longer ones.
+    /// How to handle longer examples.
     pub too_long: TooLong,
     /// The member or column of plain texts.
     pub text_field: String,
@@ -82,18 +82,18 @@ pub struct ExampleSettings {
     pub validation: Vec<Origin>,
 }
 
-/// Examples or pairs, and what was done to them.
+/// Examples or pairs, and how many were changed or dropped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Examples<T> {
     /// The examples to train on, in the order of the files.
     pub examples: Vec<T>,
-    /// Those for validation: of files that are for it by their names, and of the sources for it.
+    /// Validation examples: from files that are for validation by their names, and from the validation sources.
     pub val: Vec<T>,
     /// How many were cut.
     pub n_cut: usize,
-    /// How many were left out because they are too long, or because nothing trained was left of them when cut.
+    /// Number of examples dropped because they are too long, or because no trained token was left when they were cut.
     pub n_dropped: usize,
-    /// Of the cut ones, how many lost the end of their last turn.
+    /// Number of the cut examples that lost the end of their last turn.
     pub n_endless: usize,
     /// Pairs that were left out because both answers are the same, or became so when they were cut.
     pub n_same: usize,
@@ -101,7 +101,7 @@ pub struct Examples<T> {
     pub not_text: Vec<PathBuf>,
     /// Files that were left out.
     pub left_out: Vec<LeftOut>,
-    /// What is to be said about the data.
+    /// Notes about the data.
     pub notes: Notes,
     /// For each source, the commit that its files are from, of a data set of the hub.
     pub commits: Vec<Option<String>>,
@@ -115,7 +115,7 @@ impl<T> Examples<T> {
 }
 
 impl<T> Default for Examples<T> {
-    /// None, and nothing was done.
+    /// No examples, and no changes.
     fn default() -> Self {
         Examples {
             examples: Vec::new(),

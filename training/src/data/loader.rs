@@ -61,7 +61,7 @@ pub struct Loader {
     settings: LoaderSettings,
     /// Rows per epoch.
     n_rows: u64,
-    /// Rows of the whole run: the last step has only the rest. `None`: every step is full.
+    /// Number of rows of the whole run: the last step has only the rest. `None`: every step is full.
     last_row: Option<u64>,
     /// Hides tokens of the rows.
     masked: Option<Arc<MaskedRows>>,
@@ -88,9 +88,9 @@ pub struct Batch {
     /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
     /// model.
     pub references: Option<Vec<[f32; 2]>>,
-    /// If each row is a text that becomes a vector: which rows belong together.
+    /// If each row is a text that becomes a vector: the rows that belong together.
     pub items: Option<BatchItems>,
-    /// What the encoder of an encoder-decoder reads for each row.
+    /// The source rows of an encoder-decoder.
     pub sources: Option<SourceRows>,
     /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
     /// split has.
@@ -123,7 +123,7 @@ impl Loader {
         Ok(Loader { source, settings, n_rows, last_row: None, masked })
     }
 
-    /// The same for a run of `n_rows` rows, whose last step has only the rest.
+    /// A loader for a run of `n_rows` rows, whose last step has only the rest.
     #[must_use]
     pub fn ending_after(self, n_rows: Option<u64>) -> Loader {
         Loader { last_row: n_rows, ..self }
@@ -254,7 +254,7 @@ impl Batch {
         self.targets.len()
     }
 
-    /// Number of inputs, those of an encoder among them, without padding.
+    /// Number of inputs, including an encoder's, without padding.
     pub fn n_tokens(&self) -> usize {
         let of_sources = self.sources.as_ref().map_or(0, |sources| sources.lens.iter().sum());
         let own = match &self.weights {

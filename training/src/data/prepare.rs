@@ -74,7 +74,7 @@ pub struct PrepareSettings {
     pub text_field: String,
     /// The separator between documents in text files.
     pub separator: Option<String>,
-    /// Which of weighted sources ends the mixture.
+    /// When a mixture of weighted sources ends.
     pub stopping: StoppingStrategy,
     /// Tokens per shard.
     pub shard_tokens: u64,
@@ -83,7 +83,7 @@ pub struct PrepareSettings {
 /// Progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// From now on, this folder has what is written, until it is complete.
+    /// From now on, this folder has the written files, until it is complete.
     Begin(PathBuf),
     /// A source is downloaded.
     Download(Download),
@@ -107,7 +107,7 @@ pub struct Prepared {
     pub not_text: Vec<PathBuf>,
     /// Files that were left out.
     pub left_out: Vec<LeftOut>,
-    /// What is to be said about the documents.
+    /// Notes about the documents.
     pub notes: Notes,
 }
 
@@ -160,7 +160,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     let mixture = Mixture::new(sources, settings.stopping)?;
     check_val_fraction(settings.val_fraction)?;
     let tokenizer = OpenTokenizer::open(&settings.tokenizer)?;
-    // What can be wrong is found before anything is downloaded.
+    // Find possible errors before anything is downloaded.
     let staged = output_files::stage(&settings.out)?;
     progress(Progress::Begin(staged.path().to_owned()));
     let mut download = |found| progress(Progress::Download(found));
@@ -264,7 +264,7 @@ pub struct OpenTokenizer {
     eos_id: Option<TokenId>,
     /// The tokens that begin a document.
     beginning: Vec<TokenId>,
-    /// Which strings in texts stand for tokens.
+    /// The strings in texts that represent tokens.
     marks: Marks,
 }
 
@@ -296,7 +296,7 @@ impl OpenTokenizer {
         Ok(OpenTokenizer { tokenizer, encoder, conversations, files, hash, vocab_size, eos_id, beginning, marks })
     }
 
-    /// Whether nothing but white space follows the last end-of-text token: some chat templates end a conversation with it.
+    /// Whether only white space follows the last end-of-text token: some chat templates end a conversation with it.
     fn is_ended(&self, ids: &[TokenId]) -> bool {
         let Some(last) = ids.iter().rposition(|&id| Some(id) == self.eos_id) else { return false };
         ids[last + 1..].iter().all(|&id| self.tokenizer.token_bytes(id).iter().all(u8::is_ascii_whitespace))
@@ -314,7 +314,7 @@ impl OpenTokenizer {
         Ok(n_before + ids.len() + usize::from(has_end))
     }
 
-    /// The ids of a conversation, or else of `text`, a part of a document, and what is to be said about it.
+    /// The ids of a conversation, or else of `text`, a part of a document, and notes about it.
     fn encode(
         &self,
         text: &str,
@@ -344,7 +344,7 @@ impl OpenTokenizer {
     }
 }
 
-/// The tokens that begin a document, as the tokenizer adds them in front of a text. None if they are also its end.
+/// The tokens that the tokenizer adds at the beginning of a document. Empty if they are also its end token.
 fn beginning_of(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.eos().is_none_or(|eos| eos.id != bos.id)) else {
         return Ok(Vec::new());
@@ -440,7 +440,7 @@ impl Work<'_> {
             let encoded = self.tokenizer.encode(&part.text, part.is_rendered, part.conversation.as_ref());
             encoded.with_context(|| format!("`{}`", files[part.file].path.display()))
         };
-        // Of several errors, the first in the order of the documents is reported, whichever thread is faster.
+        // If there are several errors, the first in the order of the documents is reported, whichever thread is faster.
         let encoded: Vec<Result<(Vec<TokenId>, Vec<Note>)>> = parts.par_iter().map(encode).collect();
         let encoded = encoded.into_iter().collect::<Result<Vec<_>>>()?;
         for (part, (ids, notes)) in parts.iter().zip(&encoded) {
@@ -453,7 +453,7 @@ impl Work<'_> {
             if !is_chat && split.is_between_documents() && !ids.is_empty() {
                 split.push(&self.tokenizer.beginning, 0)?;
             }
-            // Of a chat, what the template writes.
+            // For a chat, the text that the template writes.
             let n_bytes = if is_chat { self.tokenizer.tokenizer.text_bytes(ids) } else { part.text.len() as u64 };
             self.conversations += u64::from(is_chat && part.end.is_some());
             split.push(ids, n_bytes)?;
@@ -470,7 +470,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Copies the tokens of a token file. Its last document stays open, since it may go on in the split's next file.
+    /// Copies the tokens of a token file. Its last document stays open, since it may continue in the split's next file.
     fn token_file(&mut self, file: &SourceFile, output: &mut Output) -> Result<()> {
         let token_bytes = self.tokenizer.token_bytes();
         let (eos, bytes_read) = (self.tokenizer.eos_id, self.bytes_read.clone());
@@ -506,9 +506,9 @@ fn split_of(file: &SourceFile) -> Split {
     }
 }
 
-/// What was read and written.
+/// Counts of what was read and written.
 struct Contents {
-    /// The commits of the sources, and then of those for validation, if they are of the hub.
+    /// The commits of the sources, followed by those of the validation sources, if they are from the hub.
     commits: Vec<Option<String>>,
     conversations: u64,
     /// Counts of each source.
@@ -517,7 +517,7 @@ struct Contents {
     splits: [SplitInfo; 2],
 }
 
-/// Whether the documents are so few that none was held out, and nobody asked for it.
+/// Whether nothing was held out because there are few documents, although the user did not ask for it.
 fn holds_nothing_out(settings: &PrepareSettings, rule: SplitRule, [train, val]: &[SplitInfo; 2]) -> bool {
     let is_default = settings.split.is_none() && settings.val_fraction.is_none();
     is_default && matches!(rule, SplitRule::Hash { .. }) && val.documents == 0 && train.documents > 0

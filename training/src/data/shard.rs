@@ -4,7 +4,7 @@
 //! - `data.json`: counts, sources and shards ([`Manifest`]);
 //! - `tokenizer/`: a copy of the tokenizer that made the tokens;
 //! - `train-00000.tokens`, ..., `val-00000.tokens`, ...: the tokens of each split, in order;
-//! - `verified.json`: which shards were read and found whole.
+//! - `verified.json`: the shards that were read and found intact.
 //!
 //! # Format of a shard
 //! A header of 96 bytes, then the tokens, all little-endian:

@@ -42,7 +42,7 @@ impl BuiltTokenizer {
         BuiltTokenizer::from_numbered_characters(chars.iter().copied(), special)
     }
 
-    /// The same for characters whose ids are their places in `chars`. None may be there twice.
+    /// A tokenizer of characters whose ids are their positions in `chars`. None may occur twice.
     ///
     /// # Errors
     /// The special tokens are invalid.
@@ -94,7 +94,7 @@ impl BuiltTokenizer {
         BuiltTokenizer::new(bpe::train(counts, vocab_size, special)?, special, None)
     }
 
-    /// Checks what [`from_words`](Self::from_words) would reject, before anything is counted.
+    /// Checks for the errors of [`from_words`](Self::from_words) before anything is counted.
     ///
     /// # Errors
     /// As `from_words`.
@@ -163,7 +163,7 @@ impl BuiltTokenizer {
     }
 }
 
-/// The same `tokenizer.json`, with `bos` in front of every text, and `end`, if there is one, behind it.
+/// The same `tokenizer.json`, with `bos` before every text and `end`, if given, after it.
 fn with_frame(tokenizer_json: &str, bos: &str, end: Option<&str>) -> Result<String> {
     let mut tokenizer: Value = serde_json::from_str(tokenizer_json).context("the new tokenizer is not JSON")?;
     let id_of = |content: &str| {
@@ -177,7 +177,7 @@ fn with_frame(tokenizer_json: &str, bos: &str, end: Option<&str>) -> Result<Stri
     Ok(serde_json::to_string_pretty(&tokenizer)?)
 }
 
-/// `tokenizer_config.json`: what `AutoTokenizer` reads beside `tokenizer.json`.
+/// `tokenizer_config.json`, which `AutoTokenizer` reads with `tokenizer.json`.
 fn tokenizer_config(special: &SpecialTokens, max_length: Option<usize>) -> Result<String> {
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,4 +1,4 @@
-//! Multiple choice: which answer the model finds most likely, with accuracies by lm-eval's definitions.
+//! Multiple choice: the answer that the model finds most likely, with accuracies by lm-eval's definitions.
 
 mod item;
 
@@ -13,7 +13,7 @@ pub use item::{ChoiceItem, Labeling, read_items};
 
 use super::scorer::{Scorer, TextGroup};
 
-/// What the model thinks of an item.
+/// The model's result for an item.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ItemResult {
     /// The log-likelihood of each choice in nats: the sum over its tokens.
@@ -35,7 +35,7 @@ pub struct ItemResult {
 pub struct Accuracy {
     /// From 0 to 1.
     pub value: f64,
-    /// The standard deviation over items divided by the root of their number.
+    /// Standard error: the standard deviation over items divided by the root of their number.
     pub stderr: f64,
 }
 
@@ -50,11 +50,11 @@ pub struct ChoiceScore {
     pub acc_bytes: Accuracy,
 }
 
-/// Scores all choices of all items. `progress` is told the number of items that are done.
+/// Scores all choices of all items. Reports the number of finished items to `progress`.
 ///
 /// # Errors
-/// An item is longer than the model's context, or a choice has no token of its own; the message names the item's line. The device
-/// fails.
+/// An item is longer than the model's context, or a choice has no separate token (the message names the item's line);
+/// or the device fails.
 pub fn score_items(
     scorer: &Scorer,
     tokenizer: &Tokenizer,
@@ -138,7 +138,7 @@ impl Accuracy {
     pub fn of(is_right: &[bool]) -> Self {
         let n = is_right.len() as f64;
         let value = is_right.iter().filter(|is_right| **is_right).count() as f64 / n;
-        // The variance of ones and zeros, as of a sample.
+        // The sample variance of ones and zeros.
         let stderr = if n > 1.0 { (value * (1.0 - value) / (n - 1.0)).sqrt() } else { 0.0 };
         Self { value, stderr }
     }

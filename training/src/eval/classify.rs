@@ -90,7 +90,7 @@ impl LabeledTexts {
     /// The class of each text.
     ///
     /// # Errors
-    /// A label is none of `classes`; the message names the line.
+    /// A label is not in `classes`; the message names the line.
     pub fn class_indices(&self, classes: &[String]) -> Result<Vec<usize>> {
         let index = |(label, place): (&String, &String)| {
             classes.iter().position(|class| class == label).ok_or_else(|| {

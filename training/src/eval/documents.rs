@@ -1,4 +1,4 @@
-//! What the loss is measured on: text files of every kind that `hearth-train prepare` reads, and tokens.
+//! The documents on which the loss is measured: text files of every kind that `hearth-train prepare` reads, and tokens.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +22,8 @@ use crate::data::{
     shard::{DATA_FILE, Dataset, Split, Tokens},
 };
 
-/// How documents become tokens: special tokens are added in front as the tokenizer wants it, and strings like theirs in the text
-/// stay text.
+/// How documents are tokenized: the tokenizer's special tokens are added in front, and such strings in the text stay
+/// text.
 const DOCUMENT: EncodeOptions = EncodeOptions { add_special_tokens: true, parse_special_tokens: false };
 
 /// How to read documents.
@@ -37,8 +37,8 @@ pub struct DocumentOptions {
     pub split: Split,
 }
 
-/// Reads the documents of a source: a file, a folder, a prepared data set, a token file, or a data set of the hub. `model_path` is
-/// where the model was opened from. Of a folder, all files are read. What is to be said about the documents is added to `notes`.
+/// Reads the documents of a source: a file, a folder, a prepared data set, a token file, or a data set of the hub.
+/// `model_path` is the model's path. All files of a folder are read. Notes about the documents are added to `notes`.
 ///
 /// # Errors
 /// The source cannot be read, is empty, or has tokens of another tokenizer.
@@ -102,7 +102,7 @@ fn encode(piece: DocumentChunk, tokenizer: &Tokenizer, template: Option<&ChatTem
         (Some(conversation), Some(template)) => {
             let encoder = ConversationEncoder::new(tokenizer, template.clone());
             let (ids, _) = encoder.encode(conversation).with_context(|| conversation.place.clone())?;
-            // The bytes are counted from the ids: `piece.text` is not what the template writes.
+            // The bytes are counted from the ids: `piece.text` is not the text that the template writes.
             Ok(of_ids(ids, tokenizer))
         }
         (Some(conversation), None) => bail!(

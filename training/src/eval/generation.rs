@@ -1,5 +1,5 @@
-//! Generation of many texts at once with the engine that also serves: texts start as others end, and a text does not depend on
-//! those beside it.
+//! Generation of many texts at once with the engine that also serves: texts start when others end, and a text does not
+//! depend on concurrent ones.
 
 use std::{collections::BTreeSet, ops::ControlFlow, sync::Arc};
 
@@ -19,7 +19,7 @@ use hearth_model::{
 
 /// Rows that decode in a step: enough for the kernels of matrices to be bound by arithmetic.
 const DECODING_ROWS: usize = 64;
-/// Rows of prompts in a step, besides.
+/// Maximum number of prompt rows in a step, in addition.
 const PREFILL_ROWS: usize = 512;
 
 /// Size of the KV cache, unless one text needs more: 1 GiB, as in serving.
@@ -31,7 +31,7 @@ const CACHE_BYTES: usize = 1 << 30;
 pub enum Decoding {
     /// One after the other, with these parameters.
     Sampling(SamplingParams),
-    /// By a search with this many partial texts, whose best text is taken.
+    /// Beam search with this many partial texts; the best text is used.
     Beams {
         /// Number of partial texts.
         width: usize,
@@ -43,11 +43,11 @@ pub enum Decoding {
 /// A text to generate.
 #[derive(Clone, Debug)]
 pub struct GenerationTask {
-    /// What it continues, at least one token; for an encoder-decoder, the source that it is about.
+    /// The prompt to continue, at least one token; for an encoder-decoder, the source.
     pub prompt_ids: Vec<TokenId>,
     /// How.
     pub decoding: Decoding,
-    /// Tells texts with the same parameters and prompt apart: each number has random numbers of its own.
+    /// Distinguishes texts with the same parameters and prompt: each number has different random numbers.
     pub number: u32,
     /// Fewest new tokens: before, the text cannot end.
     pub min_tokens: usize,
@@ -55,12 +55,12 @@ pub struct GenerationTask {
     pub max_tokens: usize,
 }
 
-/// When texts end, besides at their length.
+/// When texts end before their maximum length.
 #[derive(Clone, Debug, Default)]
 pub struct Endings {
     /// Tokens that end a text; they are not part of it.
     pub end_ids: Arc<BTreeSet<TokenId>>,
-    /// Strings that end a text, none of them empty; they are not part of it.
+    /// Strings that end a text, none of them empty; they are not part of the text.
     pub stop_strings: Arc<[String]>,
 }
 
@@ -81,7 +81,7 @@ pub struct Generator {
     gpt: Gpt,
     tokenizer: Tokenizer,
     endings: Endings,
-    /// What the decoder of an encoder-decoder begins with.
+    /// The start tokens of an encoder-decoder's decoder.
     decoder_start: Vec<TokenId>,
 }
 
@@ -91,13 +91,14 @@ impl Generator {
         Self { gpt: gpt.clone(), tokenizer: tokenizer.clone(), endings, decoder_start: Vec::new() }
     }
 
-    /// The same for an encoder-decoder, whose decoder begins with `decoder_start`.
+    /// A generator for an encoder-decoder whose decoder begins with `decoder_start`.
     #[must_use]
     pub fn with_decoder_start(self, decoder_start: &[TokenId]) -> Self {
         Self { decoder_start: decoder_start.to_vec(), ..self }
     }
 
-    /// Places of a task in the cache before its text: its prompt, or its source and what its text begins with.
+    /// Number of slots of a task in the cache before its text: its prompt, or its source and the decoder's start
+    /// tokens.
     fn n_places(&self, task: &GenerationTask) -> usize {
         let n_prompt = task.prompt_ids.len();
         if self.gpt.config().is_encoder_decoder() {
@@ -106,8 +107,8 @@ impl Generator {
         n_prompt
     }
 
-    /// Generates the texts of `tasks`, in their order. `progress` is told the number of texts that are done. The KV cache has the
-    /// dtype that serving would choose.
+    /// Generates the texts of `tasks`, in their order. Reports the number of finished texts to `progress`. The KV cache
+    /// has the dtype that serving would choose.
     ///
     /// # Errors
     /// A prompt is empty or does not fit the model's context with the tokens to come, a parameter is out of range, or the device
@@ -193,7 +194,7 @@ impl Generator {
             Decoding::Sampling(params) => (params.clone(), Strategy::Sample),
             Decoding::Beams { width, kind } => {
                 let kind = match *kind {
-                    // Each number its own noise.
+                    // Each number has its own noise.
                     BeamKind::Stochastic { seed } => {
                         BeamKind::Stochastic { seed: seed ^ (u64::from(task.number) << 32) }
                     }

@@ -21,7 +21,7 @@ pub struct Score {
     pub loss: f64,
     /// Number of predicted tokens: in a whole split all but the first. Of preferences, the number of pairs.
     pub n_targets: usize,
-    /// Of preferences, the share of pairs whose better answer is preferred more than by the reference model.
+    /// With preferences, the share of pairs whose better answer is preferred more than by the reference model.
     pub accuracy: Option<f64>,
 }
 

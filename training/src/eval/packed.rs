@@ -1,4 +1,4 @@
-//! Texts side by side in the steps of a runner, whose rows are given to whoever needs them.
+//! Packs texts into the steps of a runner, and passes the rows to whoever needs them.
 
 use anyhow::Result;
 use hearth_model::{
@@ -33,10 +33,10 @@ pub(super) struct PackedRows {
     pub(super) n_rows: usize,
 }
 
-/// Receives the output of a step, and the rows that it was made of.
+/// Receives the output of a step, and its rows.
 type TakeStep<'a> = dyn FnMut(&ModelRunner, &StepOutput, &[PackedRows]) -> Result<()> + 'a;
 
-/// Appends the tokens of all texts, in steps of at most `rows_per_step` rows, and gives each step to `take`.
+/// Appends the tokens of all texts, in steps of at most `rows_per_step` rows, and passes each step to `take`.
 pub(super) fn run(
     runner: &mut ModelRunner,
     texts: &mut [PackedText<'_>],

@@ -1,5 +1,5 @@
-//! Search by text vectors: documents are ordered by the cosine of their vectors with that of a query, and the order is measured
-//! against judgments of relevance.
+//! Retrieval by text vectors: documents are ranked by the cosine similarity to a query, and the ranking is measured
+//! against relevance judgments.
 
 mod data;
 mod measures;
@@ -12,10 +12,10 @@ pub use measures::{Measures, measures_of};
 /// A document's place in the data, and its score for a query.
 pub type Scored = (usize, f32);
 
-/// For each query the `depth` documents with the highest scores, in order. Vectors must have length 1. `skipped` says for each query
-/// which document does not count.
+/// For each query the `depth` documents with the highest scores, in order. Vectors must have length 1. `skipped` has,
+/// for each query, the document that does not count.
 ///
-/// As in `trec_eval`, of equal scores the document with the greater id comes first.
+/// As in `trec_eval`, among equal scores the document with the greater id comes first.
 pub fn search(
     queries: &[Vec<f32>],
     documents: &[Vec<f32>],

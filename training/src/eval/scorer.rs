@@ -22,7 +22,7 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 pub struct TextGroup {
     /// The tokens that all texts begin with; may be empty.
     pub prefix: Vec<TokenId>,
-    /// What follows in each text.
+    /// The different continuations of the texts.
     pub branches: Vec<Branch>,
 }
 
@@ -41,12 +41,13 @@ impl TextGroup {
         Self { prefix: Vec::new(), branches: vec![Branch { ids, first_scored }] }
     }
 
-    /// Texts whose tokens from `first_scored[i]` on are scored. What they all have in common before that is their prefix.
+    /// Texts whose tokens from `first_scored[i]` on are scored. The common beginning of the tokens before these is
+    /// their prefix.
     pub fn of_texts(texts: Vec<Vec<TokenId>>, first_scored: &[usize]) -> Self {
         let at = |position: usize| texts.first().and_then(|text| text.get(position));
         let most = first_scored.iter().map(|first| first.saturating_sub(1)).min().unwrap_or(0);
         let n_common = (0..most).take_while(|&n| texts.iter().all(|text| text.get(n) == at(n))).count();
-        // With a single text there is nothing to share.
+        // A single text has nothing to share.
         let n_common = if texts.len() > 1 { n_common } else { 0 };
         let prefix = texts.first().map_or_else(Vec::new, |text| text[..n_common].to_vec());
         let branches = texts.into_iter().zip(first_scored);
@@ -86,14 +87,14 @@ impl Scorer {
         Ok(Self { gpt: gpt.clone(), kv_dtype, rows_per_step: ROWS_PER_STEP })
     }
 
-    /// The same with another number of rows per step.
+    /// Sets another number of rows per step.
     #[must_use]
     pub fn with_rows_per_step(self, rows_per_step: usize) -> Self {
         Self { rows_per_step, ..self }
     }
 
-    /// The log-probabilities in nats of the scored tokens of each branch of each group. `progress` is told the number of
-    /// groups that are done.
+    /// The log-probabilities in nats of the scored tokens of each branch of each group. Reports the number of finished
+    /// groups to `progress`.
     ///
     /// # Errors
     /// A text is longer than the model's context, a branch scores its first token, an id is outside the vocabulary, or the
@@ -149,7 +150,7 @@ impl Scorer {
         Ok(batch.iter().map(|group| logprobs.by_ref().take(group.branches.len()).collect()).collect())
     }
 
-    /// Takes from a step what is scored: the row of one token predicts the next.
+    /// Takes the scored rows from a step: the row of a token predicts the next one.
     fn take(
         &self,
         runner: &ModelRunner,

@@ -14,11 +14,11 @@ pub struct Sliding {
 /// A window of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// Its first token.
+    /// The window's first token.
     pub start: usize,
     /// One past its last token.
     pub end: usize,
-    /// The first token that it scores, at least one behind `start`.
+    /// The first token that the window scores, at least one after `start`.
     pub first_scored: usize,
 }
 
@@ -26,7 +26,7 @@ impl Sliding {
     /// Windows of `window` tokens, each `stride` further than the one before.
     ///
     /// # Errors
-    /// `window` is below 2: its only token has nothing before it; or `stride` is not in `1..=window`.
+    /// `window` is below 2: its only token has no context; or `stride` is not in `1..=window`.
     pub fn new(window: usize, stride: usize) -> Result<Self> {
         ensure!(window >= 2, "a window must have at least 2 tokens, got {window}\nhint: use a larger `--window`");
         ensure!(
@@ -36,9 +36,9 @@ impl Sliding {
         Ok(Self { window, stride })
     }
 
-    /// The windows of a text of `n_tokens` tokens, in order. The first scores all its tokens but the first, which has no
-    /// context; later ones those that the windows before did not reach. With a stride as long as the window, no window sees
-    /// what was before it, and its first token is not scored.
+    /// The windows of a text of `n_tokens` tokens, in order. The first window scores all its tokens except the first,
+    /// which has no context; later windows score the tokens that earlier ones did not reach. With a stride as long as
+    /// the window, windows do not overlap, and the first token of each is not scored.
     pub fn spans(self, n_tokens: usize) -> impl Iterator<Item = Span> {
         let Self { window, stride } = self;
         let n_windows = match n_tokens {
@@ -51,7 +51,7 @@ impl Sliding {
                 let reached = if number == 0 { 0 } else { start - stride + window };
                 Span { start, end: (start + window).min(n_tokens), first_scored: reached.max(start + 1) }
             })
-            // Drops a last window of one token, which has nothing before it.
+            // Drops a last window of one token, which has no context.
             .filter(|span| span.first_scored < span.end)
     }
 }

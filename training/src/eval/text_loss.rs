@@ -25,7 +25,7 @@ pub struct TextScore {
 const WINDOWS_AT_ONCE: usize = 256;
 
 /// Scores each token of `documents` once, special tokens that the tokenizer has added included, see [`Sliding::spans`].
-/// `progress` gets the number of windows that are done and the number of all windows.
+/// Reports the number of finished windows and the total to `progress`.
 ///
 /// # Errors
 /// The window is longer than the model's context, no document has two tokens, or the device fails.

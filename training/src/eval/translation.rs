@@ -31,9 +31,9 @@ use super::{
 pub struct TranslationItem {
     /// Where it is, for messages.
     pub place: String,
-    /// What the model continues.
+    /// The prompt.
     pub prompt: String,
-    /// What it should write, at least one text.
+    /// The references, at least one.
     pub references: Vec<String>,
 }
 
@@ -58,8 +58,8 @@ pub struct CorpusScores {
     pub rouge_l: RougeScore,
 }
 
-/// Reads items: `source` and `target`, put into `template` (`{source}` stands for the source), or `prompt` and `reference`,
-/// `references` or `completion`.
+/// Reads items: `source` and `target`, put into `template` (`{source}` is replaced by the source), or `prompt` and
+/// `reference`, `references` or `completion`.
 ///
 /// # Errors
 /// The file cannot be read or is empty, or an item has another form; the message names the line. The template has no place for
@@ -94,7 +94,7 @@ fn item_of(record: &JsonRecord, template: &str) -> Result<TranslationItem> {
     Ok(TranslationItem { place: record.place(), prompt, references })
 }
 
-/// The one of `names` that the record has, if it has any.
+/// The only one of `names` that the record has, if any.
 fn only_one<'a>(record: &JsonRecord, names: &[&'a str]) -> Result<Option<&'a str>> {
     let found: Vec<&str> = names.iter().copied().filter(|name| record.has(name)).collect();
     ensure!(
@@ -109,8 +109,8 @@ fn only_one<'a>(record: &JsonRecord, names: &[&'a str]) -> Result<Option<&'a str
 /// Encodes the prompts of `items`.
 ///
 /// # Errors
-/// With [`PromptForm::Chat`], the model has no chat template or it rejects the prompt; a prompt has no tokens, or does not fit the
-/// context with `max_tokens` more. The message names the line.
+/// With [`PromptForm::Chat`], the model has no chat template or it rejects the prompt; a prompt has no tokens, or does
+/// not fit the context together with `max_tokens`. The message names the line.
 pub fn encode_prompts(
     items: &[TranslationItem],
     model: &LoadedModel,

@@ -1,8 +1,9 @@
-//! Contrastive training of text vectors with in-batch negatives ([Henderson et al., 2017](https://arxiv.org/abs/1705.00652), 4.4;
-//! `MultipleNegativesRankingLoss` of [sentence-transformers](https://www.sbert.net)): a text learns to be nearer to the text that
-//! belongs to it than to all others in the batch.
+//! Contrastive training of text vectors with in-batch negatives ([Henderson et al.,
+//! 2017](https://arxiv.org/abs/1705.00652), 4.4; `MultipleNegativesRankingLoss` of
+//! [sentence-transformers](https://www.sbert.net)): the vector of a text becomes closer to the vector of its matching
+//! text than to all others in the batch.
 //!
-//! - Rows: pairs of an anchor and its positive, or with a negative behind them, each text a row.
+//! - Rows: pairs of an anchor and its positive, or these and a negative, each text a row.
 //! - Loss: the mean over the pairs of the cross entropy of the anchor's positive among all positives and negatives of the batch,
 //!   by their cosines divided by a temperature. A step is one micro-batch, since its texts are each other's negatives.
 //! - With margins ([`margins`](super::margins)): the mean over the pairs of the square of how far they are missed.
@@ -32,7 +33,7 @@ const MIN_NORM: f64 = 1e-12;
 /// Contrastive training.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contrastive {
-    /// What cosines are divided by.
+    /// Divisor of cosines.
     pub(super) temperature: f64,
     pub(super) pooling: TextPooling,
     /// Texts of an item: 2, or 3 with a negative.
@@ -120,11 +121,11 @@ impl Objective for Contrastive {
     }
 }
 
-/// The losses of a batch's pairs, and what their gradients are made of.
+/// The losses of a batch's pairs, and the data for their gradients.
 struct PairLosses {
-    /// In nats.
+    /// Losses in nats.
     losses: Vec<f64>,
-    /// Anchors whose positive is the nearest.
+    /// Number of anchors whose positive is the nearest.
     n_nearest: usize,
     texts_per_item: usize,
     temperature: f64,
@@ -132,12 +133,13 @@ struct PairLosses {
     norms: Vec<f64>,
     /// The vector of each text, of length 1.
     units: Vec<Vec<f64>>,
-    /// For each anchor the derivatives of its loss by its cosines times the temperature: to all positives, then to all negatives.
+    /// For each anchor, the derivatives of its loss with respect to its cosines, times the temperature: to all
+    /// positives, then to all negatives.
     slopes: Vec<Vec<f64>>,
 }
 
 impl PairLosses {
-    /// Of the vectors of texts, `texts_per_item` for each item: the anchor, its positive and perhaps a negative.
+    /// From the vectors of texts, `texts_per_item` for each item: the anchor, its positive and perhaps a negative.
     fn new(vectors: &[Vec<f64>], texts_per_item: usize, temperature: f64) -> PairLosses {
         let norms: Vec<f64> = vectors.iter().map(|vector| dot(vector, vector).sqrt().max(MIN_NORM)).collect();
         let units: Vec<Vec<f64>> =
@@ -194,7 +196,7 @@ impl PairLosses {
                     anchors.for_each(|(anchor, slopes)| add(slopes[column], &self.units[anchor * n]));
                 }
             }
-            // Only what turns the vector counts.
+            // Only the component that turns the vector counts.
             let along = dot(&of_unit, unit);
             zip(of_unit, unit).map(|(of, value)| (of - along * value) / self.norms[text]).collect()
         };
@@ -229,7 +231,7 @@ mod tests {
         assert!((found.losses[0] - loss(1.0, half)).abs() < 1e-12);
         assert!((found.losses[1] - loss(half, 0.0)).abs() < 1e-12);
         assert_eq!(found.n_nearest, 2);
-        // Without others there is nothing to learn.
+        // Without other texts there is nothing to learn.
         let alone = PairLosses::new(&all[..2], 2, 0.5);
         assert!(alone.losses == [0.0] && alone.gradients(1.0).iter().flatten().all(|value| *value == 0.0));
     }

@@ -2,10 +2,10 @@
 //! better of two answers to the worse one, relative to a reference model.
 //!
 //! - Rows: pairs of answers to one prompt, each answer a row.
-//! - Loss: with `p` the log-probability of an answer under the model, less that under the reference, the loss of a pair is `-ln
-//!   sigmoid(beta (p_better - p_worse))`. Its gradient is that of the answers' cross entropies with weights that depend on the
-//!   values alone, so it takes the same operation as other training. The reference's log-probabilities are computed once, before the
-//!   first step.
+//! - Loss: with `p` the log-probability of an answer under the model minus its log-probability under the reference, the
+//!   loss of a pair is `-ln sigmoid(beta (p_better - p_worse))`. Its gradient equals the gradient of the answers'
+//!   weighted cross entropies, with weights that depend only on the values, so it uses the same operation as other
+//!   training. The reference's log-probabilities are computed once, before the first step.
 //! - A step counts pairs.
 //! - Score: the mean loss of a pair, and the fraction of pairs ranked right relative to the reference.
 
@@ -28,7 +28,7 @@ use crate::{
 /// Direct preference optimization.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Dpo {
-    /// How much a difference to the reference model counts.
+    /// Weight of the difference to the reference model.
     pub(super) beta: f64,
 }
 
@@ -114,12 +114,13 @@ struct PairLosses {
     losses: Vec<f64>,
     /// The derivative of each pair's loss with respect to its margin.
     slopes: Vec<f64>,
-    /// Pairs whose better answer is preferred.
+    /// Number of pairs whose better answer is preferred.
     n_right: usize,
 }
 
 impl PairLosses {
-    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only the tokens of answers matter.
+    /// Computed from the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only the tokens of
+    /// answers matter.
     fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> PairLosses {
         let references = batch.references.as_deref().unwrap_or_default();
         let log_probs = log_probs(batch, token_losses);
@@ -171,8 +172,8 @@ fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     Ok(gpt.valid().token_losses(hidden, targets)?)
 }
 
-/// `source` with the log-probabilities of its pairs' answers under a reference model; `None` if a signal came meanwhile.
-/// `token_losses` computes that model's cross entropies of a batch's tokens.
+/// Adds the log-probabilities of its pairs' answers under a reference model to `source`; `None` if a signal came
+/// meanwhile. `token_losses` computes that model's cross entropies of a batch's tokens.
 fn with_log_probs(
     source: &RowSource,
     batch_size: usize,

@@ -1,6 +1,7 @@
 //! Masked language modeling ([BERT](https://arxiv.org/abs/1810.04805), 3.1): an encoder predicts tokens that are hidden from it.
 //!
-//! - Rows: parts of texts, or texts, of which [`Masking`](crate::data::loader::Masking) hides some tokens: others in each epoch.
+//! - Rows: parts of texts, or texts. [`Masking`](crate::data::loader::Masking) hides some of their tokens, different
+//!   ones in each epoch.
 //! - Loss: the mean cross entropy of the tokens that were chosen.
 //! - A step counts these tokens.
 //! - Score: the mean cross entropy of the split's chosen tokens, which are the same in each evaluation.

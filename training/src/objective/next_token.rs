@@ -1,9 +1,9 @@
 //! The cross entropy of the next token.
 //!
 //! - Rows: parts of texts, texts, or examples.
-//! - Loss: the mean cross entropy of the targets, weighted by their weights. Prompts have weight 0. With a prediction head, plus a
-//!   weight times the sum of its cross entropies over the same divisor: a target's is that of the row before its own, if both are
-//!   of one text.
+//! - Loss: the mean cross entropy of the targets, weighted by their weights. Prompts have weight 0. With a prediction
+//!   head, plus a weight times the sum of the head's cross entropies over the same divisor: a target is predicted by
+//!   the row before its own, if both rows belong to one text.
 //! - A step counts the weight of its targets: without weights, tokens.
 //! - Score: the mean cross entropy of the split's targets, in nats per token.
 
@@ -72,7 +72,7 @@ pub(super) fn scaled(
     let (share, weights) = match &batch.weights {
         None => (batch.total_weight() / index.total_weight, None),
         Some(weights) => {
-            // A step may have nothing but texts that are only read.
+            // A step may have only texts that are read but not trained.
             let total = if index.total_weight == 0.0 { 1.0 } else { index.total_weight };
             let shares = weights.iter().map(|&weight| (f64::from(weight) / total) as f32);
             (1.0, Some(shares.collect()))

@@ -20,7 +20,7 @@ pub struct RouterBalance {
 }
 
 impl RouterBalance {
-    /// The load of the expert that is used most, over that of all experts if they were used alike.
+    /// The load of the most used expert, relative to a uniform load.
     pub fn most_load(&self) -> f64 {
         let most = self.counts.iter().copied().max().unwrap_or_default();
         most as f64 * self.counts.len() as f64 / self.counts.iter().sum::<u64>().max(1) as f64
@@ -45,7 +45,7 @@ pub struct TrainingPass<'a> {
     /// Keep only the blocks' inputs, see [`OptimSettings::recompute`](crate::config::OptimSettings::recompute).
     recomputes: bool,
     recomputed: Option<RecomputedPass<'a>>,
-    /// What the routers say of all rows, and with `recomputes` of the last block's apart.
+    /// The router logits of all rows; with `recomputes`, the last block's are separate.
     router_logits: [RouterLogits; 2],
 }
 
@@ -116,8 +116,8 @@ impl<'a> TrainingPass<'a> {
         self.gpt.training_losses(self.inputs.clone(), context, targets, self.z_loss)
     }
 
-    /// The weighted sum of cross entropies, `[1]`, of what the model's prediction head says of the hidden states of the inputs: of the
-    /// tokens after the targets, and how much each counts.
+    /// The weighted sum of cross entropies, `[1]`, of the model's prediction head for the hidden states of the inputs:
+    /// `ids` are the tokens after the targets, `weights` their weights.
     ///
     /// # Errors
     /// The model has no prediction head.
@@ -154,7 +154,7 @@ impl<'a> TrainingPass<'a> {
         Ok((Losses { objective, ..losses }, Some(balance)))
     }
 
-    /// What the backward pass needs to compute blocks again.
+    /// The data for recomputing blocks in the backward pass.
     pub(crate) fn into_recomputed(self) -> Option<RecomputedPass<'a>> {
         self.recomputed
     }

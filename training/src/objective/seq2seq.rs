@@ -1,8 +1,8 @@
 //! Sequence to sequence: an encoder-decoder reads a source and learns to write its target ([Sutskever et al.,
 //! 2014](https://arxiv.org/abs/1409.3215)).
 //!
-//! - Rows: targets, each with a source. The decoder's inputs are the target shifted by one token, behind the token that it begins
-//!   with: teacher forcing.
+//! - Rows: targets, each with a source. The decoder's inputs are the start token and the target shifted by one token:
+//!   teacher forcing.
 //! - Loss: the mean cross entropy of the targets' tokens, smoothed if `objective.label_smoothing` says so.
 //! - A step counts pairs.
 //! - Score: the mean cross entropy of the split's targets, in nats per token, without smoothing.

@@ -1,4 +1,5 @@
-//! The vectors of a batch's texts in plain numbers, and the way back: from the gradient of a vector to that of the hidden states.
+//! The vectors of a batch's texts as plain numbers, and the way back: from the gradient of a vector to the gradient of
+//! the hidden states.
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Tensor, TensorData};
@@ -7,7 +8,7 @@ use hearth_model::{gpt::Gpt, ops::Losses};
 use super::{TextPooling, TrainingPass};
 use crate::{data::loader::Batch, eval::read_floats};
 
-/// The hidden states of a batch whose rows have one text each, and what their texts' vectors are.
+/// The hidden states of a batch with one text per row, and how the texts' vectors are pooled from them.
 #[derive(Debug)]
 pub(super) struct TextVectors {
     pooling: TextPooling,
@@ -46,7 +47,7 @@ impl TextVectors {
         &self.hidden[(row * self.seq_len + at) * self.d_model..][..self.d_model]
     }
 
-    /// The token whose hidden state is largest in component `component`, the first of equal ones.
+    /// The token whose hidden state is largest in component `component`, the first among equals.
     fn largest(&self, row: usize, component: usize) -> usize {
         let value = |at: usize| self.state(row, at)[component];
         (1..self.lens[row]).fold(0, |best, at| if value(at) > value(best) { at } else { best })
@@ -72,7 +73,7 @@ impl TextVectors {
         }
     }
 
-    /// The gradient of the hidden states, in their shape, from that of each row's vector.
+    /// The gradient of the hidden states, in their shape, from the gradient of each row's vector.
     fn gradient_of_hidden(&self, of_vectors: &[Vec<f64>]) -> Vec<f32> {
         let mut gradient = vec![0.0; self.hidden.len()];
         for (row, of_vector) in of_vectors.iter().enumerate() {
@@ -95,8 +96,9 @@ impl TextVectors {
         gradient
     }
 
-    /// The losses of a micro-batch with the hidden states `hidden`: `loss`, whose gradient by each row's vector is `of_vectors`.
-    /// Since these are numbers, the sum of the hidden states times their gradients has the loss's own gradient.
+    /// The losses of a micro-batch with the hidden states `hidden`: `loss`, whose gradient with respect to each row's
+    /// vector is `of_vectors`. Since these are plain numbers, the sum of the hidden states times their gradients has
+    /// the gradient of the loss.
     pub(super) fn losses(
         &self,
         pass: &TrainingPass<'_>,
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn gradient_of_hidden_states_matches_finite_differences_of_the_vectors() {
-        // Two rows of three tokens, of which the second has two.
+        // Two rows of three places; the second row has two tokens.
         let batch = Batch { batch_size: 2, weights: Some(vec![1.0, 1.0, 1.0, 1.0, 1.0, 0.0]), ..Batch::empty(3) };
         let hidden: Vec<f32> = (0..12).map(|n| ((n * 7) % 12) as f32 * 0.25 - 1.0).collect();
         let of_vectors = [vec![0.5, -2.0], vec![3.0, 1.0]];

@@ -35,7 +35,7 @@ const WARMUP_STEPS: usize = 3;
 /// Number of random tokens, used if there is no data.
 const RANDOM_TOKENS: usize = 1 << 20;
 
-/// What was measured. Times are medians over the steps, in milliseconds a step.
+/// Measurements. Times are medians over the steps, in milliseconds per step.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
     /// Values that are trained.
@@ -62,12 +62,12 @@ pub struct BenchReport {
     pub optimizer_ms: f64,
     /// The loss of one micro-batch without gradients, as evaluation computes it.
     pub eval_ms: f64,
-    /// On a GPU, the most memory of tensors at once; on the CPU, the most memory of the process, less what it had
-    /// before there was a model, where the system tells.
+    /// On a GPU, peak memory of tensors; on the CPU, peak memory of the process minus its memory before the model was
+    /// created, if the system reports it.
     pub peak_bytes: Option<u64>,
-    /// The same after the last step.
+    /// The memory after the last step.
     pub steady_bytes: Option<u64>,
-    /// Where the time went, if that was asked for: the longest first.
+    /// The time of each operation, if it was requested, longest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<OpRow>,
 }
@@ -95,11 +95,11 @@ struct StepTimes {
     total: Duration,
 }
 
-/// Times a few training steps on `source`, starting from the model that a run with `config` begins with. `vocab_size` is that
-/// of the data. The trained model is discarded.
+/// Times a few training steps on `source`, starting from the model that a run with `config` begins with. `vocab_size`
+/// is the data's. The trained model is discarded.
 ///
 /// # Errors
-/// Settings that make no model, tokens too few for the context, a device that fails.
+/// The settings are invalid, there are too few tokens for the context, or the device fails.
 pub fn bench(
     config: &TrainConfig,
     (source, vocab_size): (&RowSource, usize),
@@ -184,7 +184,7 @@ impl OpRow {
     }
 }
 
-/// Tokens to train on where there is no data: at least four rows of `seq_len`.
+/// Random tokens, for training without data: at least four rows of `seq_len`.
 pub fn random_tokens(vocab_size: u32, seq_len: usize) -> RowSource {
     // The high half of the product maps 64 random bits onto the vocabulary.
     let token = |n: usize| ((u128::from(mix(n as u64)) * u128::from(vocab_size)) >> 64) as TokenId;

@@ -1,5 +1,5 @@
-//! Defaults that follow the data, so that a small set is learned too. What the user set stays as it is, and a run that goes
-//! on keeps what it began with.
+//! Defaults that follow the data, so that a small set is learned too. Settings of the user are not changed, and a
+//! resumed run keeps the settings with which it began.
 
 use std::collections::BTreeSet;
 
@@ -9,35 +9,35 @@ use crate::{
     run::schedule::{RunSize, Schedule, rows_per_step},
 };
 
-/// Steps in a pass over a small set: a step has this part of its tokens, but at least one example and at most as many tokens as
-/// the preset says.
+/// Number of steps per pass over a small set: a step has this fraction of the set's tokens, but at least one example
+/// and at most the preset's number of tokens.
 const STEPS_PER_PASS: usize = 32;
 
-/// Updates that a fine-tuning run makes at least: with a small set it takes more passes than the preset says.
+/// Minimum number of updates of a fine-tuning run: with a small set, it makes more passes than the preset.
 const MIN_UPDATES: usize = 96;
 
-/// Learning rate of all weights in a run over such a set, where the preset's is smaller: with 2e-5, eight facts that SmolLM2-135M was
-/// taught were answered at temperature 0 only; with 5e-5 at temperature 1 too.
+/// Learning rate for training all weights on a small set, if the preset's is smaller: with 2e-5, SmolLM2-135M recalled
+/// eight trained facts only at temperature 0; with 5e-5 also at temperature 1.
 const LR_OF_SMALL_SETS: f64 = 5e-5;
 
-/// With fewer examples held out, their loss says little about which model is the best, and each of them is one fewer to learn
-/// from: none is held out.
+/// Minimum number of held-out examples. With fewer, their loss says little about which model is best, and they are
+/// missing in training: then none is held out.
 const MIN_HELD_OUT: f64 = 8.0;
 
 /// Items of a step that learns vectors of texts.
 const ITEMS_PER_STEP: usize = 32;
 
-/// The share of a run's steps that a warmup has at most.
+/// Maximum warmup, as a fraction of a run's steps (one in this many).
 const MAX_WARMUP: usize = 10;
 
-/// Which settings may follow the data.
+/// The settings that may follow the data.
 #[derive(Clone, Debug, Default)]
 pub struct Defaults {
     /// The keys that the user set.
     explicit: BTreeSet<String>,
     /// The keys that a preset set which the user named.
     of_preset: BTreeSet<String>,
-    /// The settings that the run began with, if it goes on.
+    /// The settings with which the run began, if it is resumed.
     earlier: Option<TrainConfig>,
 }
 
@@ -68,7 +68,7 @@ impl Defaults {
         self.earlier.is_none() && !self.is_set(key)
     }
 
-    /// Takes what the data decided from the settings that the run began with.
+    /// Copies the settings that were derived from the data from the settings with which the run began.
     pub fn keep_earlier(&self, config: &mut TrainConfig) {
         let Some(earlier) = &self.earlier else { return };
         if !self.is_set("schedule.warmup_steps") {
@@ -94,8 +94,8 @@ impl Defaults {
         }
     }
 
-    /// Makes a step one micro-batch of texts that become vectors, which are computed together, and saves what is trained as exactly as
-    /// it was computed.
+    /// Makes a step one micro-batch of texts that become vectors, since these are computed together, and saves the
+    /// trained weights in the precision of training.
     pub fn fit_texts(&self, config: &mut TrainConfig) {
         if !matches!(config.objective.objective().rows(), RowKind::Texts(_)) {
             return;
@@ -121,8 +121,8 @@ impl Defaults {
         BUDGETS.iter().any(|budget| self.is_set(&format!("schedule.{budget}")))
     }
 
-    /// Limits rows to the model's context of `context` tokens, and fits rows and steps to each other. Returns messages about
-    /// what the user set and cannot be kept.
+    /// Limits rows to the model's context of `context` tokens, and fits rows and steps to each other. Returns messages
+    /// about settings of the user that had to be changed.
     pub fn fit_context(&self, config: &mut TrainConfig, context: usize) -> Vec<String> {
         let mut notes = Vec::new();
         let rows = config.data.micro_batch_size.rows().max(1);
@@ -159,20 +159,20 @@ impl Defaults {
     pub fn fit_examples(&self, config: &mut TrainConfig, size: ExamplesSize) -> Vec<String> {
         let before = config.clone();
         let held_out = size.n_examples as f64 * config.data.val_fraction;
-        // Who asks for evaluations wants examples for them.
+        // A user who sets up evaluations wants examples for them.
         let evaluates = ["eval.every", "eval.batches", "eval.patience"].iter().any(|key| self.is_set(key));
         if self.is_free("data.val_fraction") && !evaluates && held_out < MIN_HELD_OUT {
             config.data.val_fraction = 0.0;
         }
         let is_texts = matches!(config.objective.objective().rows(), RowKind::Texts(_));
         if is_texts && self.is_free("data.micro_batch_size") {
-            // Or a step would have some of them twice, each a negative of itself.
+            // Otherwise a step would contain some examples twice, each a negative of itself.
             let n_trained = size.n_examples - (size.n_examples as f64 * config.data.val_fraction).round() as usize;
             let rows = config.data.micro_batch_size.rows().min(n_trained).max(1);
             config.data.micro_batch_size = MicroBatchSize::Rows(rows);
         }
         if is_texts && config.data.tokens_per_step.is_none() && self.is_free("model.max_seq_len") {
-            // Rows are no longer than their texts; the limit decides how much memory a run may need.
+            // Rows are as long as their texts; the limit decides how much memory a run may need.
             config.model.max_seq_len = size.longest.next_multiple_of(8).clamp(2, config.model.max_seq_len);
         }
         let (rows, limit) = (config.data.micro_batch_size.rows().max(1), config.model.max_seq_len);

@@ -21,7 +21,7 @@ pub struct DeviceWatch {
 }
 
 impl DeviceWatch {
-    /// Begins to watch; `None` for the CPU, whose memory is the process's.
+    /// Starts watching; `None` for the CPU, which uses the process's memory.
     pub fn start(device: &Device) -> Option<DeviceWatch> {
         let mut peak = ops::device_memory(device)?.in_use;
         let (stop, stopped) = mpsc::channel();
@@ -35,7 +35,7 @@ impl DeviceWatch {
         Some(DeviceWatch { stop, thread })
     }
 
-    /// The most bytes that were in use at a moment; `None` if the watching thread failed.
+    /// Peak number of bytes in use; `None` if the watching thread failed.
     pub fn peak(self) -> Option<u64> {
         drop(self.stop);
         self.thread.join().ok()

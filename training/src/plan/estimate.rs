@@ -24,7 +24,7 @@ use crate::{
 pub struct Estimate {
     /// Parameters that train.
     pub n_params: usize,
-    /// Those that a token goes through, in a mixture of experts that trains whole.
+    /// Parameters used per token, in a mixture of experts that is trained as a whole.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub n_active_params: Option<usize>,
     /// Floating-point operations per token, forward and backward, with attention over half the context.
@@ -39,31 +39,32 @@ pub struct Estimate {
     pub moment_bytes: u64,
     /// Gradients: the partial sums.
     pub gradient_bytes: u64,
-    /// What else exists at the moment of the peak: activations that the forward pass over one micro-batch keeps, temporary
-    /// values of the backward pass, and on the CPU memory of the process beside tensors; less gradients that do not exist yet.
+    /// Everything else at the moment of the peak: activations that the forward pass over one micro-batch keeps,
+    /// temporary values of the backward pass, and on the CPU memory of the process other than tensors; minus gradients
+    /// that do not exist yet.
     pub activation_bytes: u64,
     /// The largest tensor.
     pub largest_tensor_bytes: u64,
-    /// Peak memory on the device: all of these, without what the process used before.
+    /// Peak memory on the device: the sum of these, without memory that the process used before.
     pub peak_bytes: u64,
 }
 
-/// What the memory of a run depends on besides the model and the micro-batch.
+/// Properties of a run, besides the model and the micro-batch, that affect its memory.
 struct Run {
     n_partial_sums: usize,
     n_moments: usize,
     /// Values of the largest matrix that Muon updates.
     largest_muon: usize,
-    /// Blocks are computed again in the backward pass.
+    /// Whether blocks are recomputed in the backward pass.
     recomputes: bool,
-    /// Predictions are compared with those of the model without its adapter.
+    /// Whether predictions are compared with the model's without its adapter.
     keeps: bool,
 }
 
 /// An adapter that trains instead of its model.
 #[derive(Clone, Copy, Debug)]
 struct AdapterSize {
-    /// Its values.
+    /// Number of its values.
     n_values: usize,
     rank: usize,
     /// The model, as it is held.
@@ -74,15 +75,15 @@ struct AdapterSize {
 const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
 
 impl AdapterSize {
-    /// Its values for one matrix, if they are spread evenly over the blocks' matrices.
+    /// Number of its values for one matrix, if they are spread evenly over the blocks' matrices.
     fn of_matrix(self, gpt: &GptConfig) -> usize {
         self.n_values / (MATRICES.len() * gpt.n_layers).max(1)
     }
 }
 
-/// Memory that training on the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program's code; buffers
-/// of each thread for the packed operands of products; and fragmentation, free memory that later requests do not fit into, as a
-/// share of the tensors.
+/// Memory that training on the CPU takes besides tensors, measured (docs/lab/training.md): pages of the program's code;
+/// buffers of each thread for the packed operands of products; and fragmentation, free memory that later requests do
+/// not fit into, as a share of the tensors.
 const CODE_BYTES: u64 = 12_000_000;
 const PACKING_BYTES: u64 = 2_500_000;
 const UNUSABLE: f64 = 0.02;
@@ -91,7 +92,7 @@ impl Estimate {
     /// The estimate for a run with `config` and a model of `gpt` on `device`.
     ///
     /// # Errors
-    /// An adapter whose targets the model does not have, or whose model's files cannot be read.
+    /// The model does not have the adapter's targets, or the files of the adapter's model cannot be read.
     pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
         // A prediction head is one more layer, a matrix before it, and one more product with the output matrix.
         let has_head = config.objective.mtp > 0.0;
@@ -120,7 +121,8 @@ impl Estimate {
                 of_model.sum::<usize>() + 2 * of_join
             }
         };
-        // Each replica has weights, gradients and moments of its own; one copy of the weights, and the outer momentum, are all replicas'.
+        // Each replica has its own weights, gradients and moments; one more copy of the weights, and the outer
+        // momentum, are shared.
         let (n_moments, of_replicas) = match config.parallel.replicas {
             1 => (n_moments, 0),
             replicas => (replicas * n_moments + n_params, 2 * replicas * n_params),
@@ -149,7 +151,8 @@ impl Estimate {
         let keeps = objective.compares_with_base();
         let run = Run { n_partial_sums, n_moments, largest_muon, recomputes, keeps };
         let n_rows = objective.rows().rows_per_item() * config.micro_batch_tokens();
-        // What its loss holds: rows of both of its inputs, joined and normalized, and the gradient of the output matrix.
+        // Memory of the head's loss: rows of both of its inputs, joined and normalized, and the gradient of the output
+        // matrix.
         let of_head = if has_head { 4 * of_join + of_output + 6 * n_rows * gpt.d_model } else { 0 };
         let peak_bytes = if is_cpu {
             let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run) + of_head + of_replicas;
@@ -165,7 +168,8 @@ impl Estimate {
         Ok(Estimate {
             n_params,
             n_active_params: is_whole_mixture.then(|| gpt.n_active_params()),
-            // Two for each product, forward; twice as many backward, or as many if the matrices do not train.
+            // Two operations per product in the forward pass; in the backward pass twice as many, or the same number if
+            // the matrices do not train.
             flops_per_token: if adapter.is_some() { 4 } else { 6 } * (n_products + attention) as u64,
             micro_steps,
             n_partial_sums,
@@ -210,7 +214,7 @@ mod tests {
         };
         let (mixture, gpt) = of(&[]);
         let (dense, _) = of(&["model.n_experts=0", "optim.router_aux_loss_coef=0"]);
-        // Four layers with a router of eight outputs; the experts' matrices are as many values as the MLP's.
+        // Four layers with a router of eight outputs; the experts' matrices together have as many values as the MLP's.
         let of_routers = 4 * 8 * 128;
         assert_eq!(mixture.n_active_params, Some(dense.n_params + of_routers));
         assert_eq!(mixture.flops_per_token, dense.flops_per_token + 6 * of_routers as u64);

@@ -12,7 +12,7 @@ use crate::{
 /// The share of the available memory that `auto` uses: predictions are off by up to 15 %.
 const USED: f64 = 0.85;
 
-/// What limits a run on a device, in bytes; `None` where the system does not tell.
+/// The memory limits of a device, in bytes; `None` if the system does not report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Memory that could be taken.
@@ -30,7 +30,7 @@ impl Limits {
         }
     }
 
-    /// The same for one of `n_processes` that share the memory alike.
+    /// The limits for one of `n_processes` that share the memory equally.
     #[must_use]
     pub fn shared_by(self, n_processes: usize) -> Limits {
         Limits { available: self.available.map(|available| available / n_processes.max(1) as u64), ..self }
@@ -42,7 +42,7 @@ impl Limits {
             && self.largest_tensor.is_none_or(|largest| estimate.largest_tensor_bytes <= largest)
     }
 
-    /// Refuses a run that cannot fit; the message names what it would take, what there is, and what to lower.
+    /// Rejects a run that cannot fit; the message has the memory needed and available, and the settings to lower.
     ///
     /// # Errors
     /// It does not fit.
@@ -63,7 +63,7 @@ impl Limits {
             ),
         };
         let rows = config.data.micro_batch_size.rows();
-        // More rows take more memory: those that fit come first.
+        // More rows take more memory: binary search for the largest number that fits.
         let (mut fitting, mut too_many) = (0, rows);
         while fitting + 1 < too_many {
             let middle = fitting.midpoint(too_many);
@@ -72,7 +72,7 @@ impl Limits {
                 false => too_many = middle,
             }
         }
-        // Of those, the most that divide the step.
+        // The largest number up to that which divides the step.
         let n_rows = config.tokens_per_step() / config.model.max_seq_len.max(1);
         let smaller = (1..=fitting).rev().find(|rows| n_rows.is_multiple_of(*rows));
         let hint = match smaller {

@@ -36,7 +36,7 @@ impl Launched {
         #[cfg(feature = "mpi")]
         if super::mpi::is_launched() {
             let (running, group) = Running::start()?;
-            // Of several calls the first counts; there is one.
+            // If this is called several times, the first call counts; there is only one.
             OF_PROCESS.get_or_init(|| group);
             return Ok(Launched { running: Some(running) });
         }
@@ -49,7 +49,7 @@ impl Launched {
         Ok(Launched::default())
     }
 
-    /// The number of threads that compute in this rank, if its cores are shared by ranks: as many as its share.
+    /// The number of compute threads of this rank if several ranks share its cores: its share of them.
     pub fn n_threads(&self) -> Option<usize> {
         let n_sharing = of_process().ranks().n_sharing_cores();
         let is_set = env::var_os("RAYON_NUM_THREADS").is_some();

@@ -17,7 +17,7 @@ use ferrompi::{Communicator, Mpi, Request, ThreadLevel};
 
 use super::{Group, Ranks};
 
-/// Bytes of a message at most: MPI counts elements in 32 bits, and Debian's OpenMPI has no larger counts.
+/// Maximum number of bytes of a message: MPI counts elements in 32 bits, and Debian's OpenMPI has no larger counts.
 const MAX_BYTES: usize = 1 << 30;
 
 /// How long a rank only looks for an answer before it sleeps between two looks: messages between processes of one machine take
@@ -27,10 +27,10 @@ const SPIN: Duration = Duration::from_micros(200);
 /// How long it sleeps: others may need its core.
 const SLEEP: Duration = Duration::from_micros(100);
 
-/// Variables of which launchers set one: OpenMPI's `mpirun`, and `srun` and MPICH's `mpiexec` by PMIx and PMI.
+/// Variables by which a launcher is detected: OpenMPI's `mpirun`, and `srun` and MPICH's `mpiexec` by PMIx and PMI.
 const LAUNCHER_VARIABLES: [&str; 4] = ["OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE"];
 
-/// Variables that say which of its machine's ranks this one is, ahead of MPI.
+/// Variables with this rank's number among its machine's ranks, known before MPI starts.
 const LOCAL_RANK_VARIABLES: [&str; 2] = ["LOCAL_RANK", "SLURM_LOCALID"];
 
 /// Whether a launcher started this process.
@@ -72,7 +72,7 @@ impl Running {
             sent: AtomicU64::new(0),
         });
         let group = Group::new(ranks.clone())?;
-        // A launcher that gives each rank cores of its own has divided them already.
+        // If the launcher gives each rank separate cores, they are divided already.
         let cores = (leader[0], allowed_cores());
         let n_sharing = group.gather(&cores)?.into_iter().filter(|other| *other == cores).count();
         ranks.n_sharing_cores.store(n_sharing, Ordering::Relaxed);
@@ -96,7 +96,7 @@ fn allowed_cores() -> String {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default().trim().to_owned()
 }
 
-/// A rank among those that MPI started.
+/// A rank started by MPI.
 struct MpiRank {
     world: Communicator,
     rank: usize,
@@ -125,7 +125,7 @@ impl Ranks for MpiRank {
     }
 
     fn exchange(&self, peer: usize, send: &[u8], receive: &mut [u8]) -> Result<()> {
-        // Both ranks cut a message in the same places, so a part is there on both or on none.
+        // Both ranks cut a message at the same places, so a part exists on both or on neither.
         let mut parts = send.chunks(MAX_BYTES);
         let mut parts_there = receive.chunks_mut(MAX_BYTES);
         loop {

@@ -1,4 +1,4 @@
-//! What must be the same on all ranks when a run starts: their sums would mean nothing otherwise.
+//! Checks the inputs that must be the same on all ranks when a run starts: otherwise their sums would be meaningless.
 
 use anyhow::{Result, bail};
 
@@ -7,11 +7,11 @@ use super::Group;
 /// Something that must be the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct Fact {
-    /// What it is, to be read behind "has another", such as `program`.
+    /// What is compared, to complete "has another", such as `program`.
     pub what: &'static str,
     /// Its value, by lines if there are several.
     pub value: String,
-    /// What to do if ranks differ.
+    /// The hint if ranks differ.
     pub hint: &'static str,
 }
 

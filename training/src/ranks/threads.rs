@@ -1,4 +1,4 @@
-//! Ranks as threads of one process, for tests: what a run does with several ranks is tested without MPI.
+//! Ranks as threads of one process, for testing runs with several ranks without MPI.
 
 use std::{
     sync::{
@@ -23,7 +23,7 @@ pub struct ThreadRank {
     sent: AtomicU64,
 }
 
-/// Ranks that are connected with each other, `size` of them.
+/// `size` ranks that are connected with each other.
 pub fn connected(size: usize) -> Vec<ThreadRank> {
     let mut ranks: Vec<ThreadRank> = (0..size)
         .map(|rank| ThreadRank { rank, senders: Vec::new(), receivers: Vec::new(), sent: AtomicU64::new(0) })

@@ -34,10 +34,10 @@ impl LoraSettings {
         }
     }
 
-    /// Values that train, for a model of `gpt` whose modules are named as in `class`.
+    /// Number of trained values, for a model of `gpt` whose modules are named as in `class`.
     ///
     /// # Errors
-    /// Targets that the model does not have.
+    /// The model does not have the targets.
     pub fn n_values(&self, gpt: &GptConfig, class: Option<&str>) -> Result<usize> {
         // The number of values is proportional to the rank: counted for rank 1, so that a large rank allocates nothing.
         let one = AdapterConfig { rank: 1, ..self.adapter(Path::new("")) };
@@ -47,10 +47,10 @@ impl LoraSettings {
     }
 }
 
-/// Refuses an adapter where a model is wanted.
+/// Rejects an adapter if a model is needed.
 ///
 /// # Errors
-/// `dir` is the folder of an adapter, or of its run.
+/// `dir` is the folder of an adapter, or of an adapter's run.
 pub fn require_model(dir: &Path) -> Result<()> {
     ensure!(
         !Adapter::is_in(&model_dir::model_of(dir)),
@@ -60,7 +60,7 @@ pub fn require_model(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a model whose matrices do not train.
+/// Rejects a model whose matrices cannot be trained.
 ///
 /// # Errors
 /// The model in `dir` is quantized, or cannot be opened.
@@ -81,7 +81,7 @@ pub(crate) struct Adapted {
     pub(crate) saved: SavedAdapter,
 }
 
-/// What an adapter's files contain besides its values.
+/// The files of an adapter besides its values.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedAdapter {
     config: AdapterConfig,
@@ -141,8 +141,8 @@ impl SavedAdapter {
     }
 }
 
-/// Identifies the model that a run with `config` uses and does not train, by its configuration and weights: the one that an
-/// adapter updates, or the reference of preferences. `None` if there is none.
+/// Identifies the model that a run with `config` uses and does not train, by its configuration and weights: the base
+/// model of an adapter, or the reference model of preferences. `None` if there is none.
 ///
 /// # Errors
 /// A file cannot be read.
@@ -193,7 +193,7 @@ mod tests {
     fn digest_and_size(base: &Path) -> Result<(Option<Digest>, u64)> {
         let mut config = TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() };
         config.model.init = Some(base.to_owned());
-        // A base that is kept in its stored dtype takes as many bytes as its files, whatever the configuration says.
+        // A base model in its stored dtype takes as many bytes as its files, whatever the configuration says.
         let sizes =
             Sizes { vocab_size: 1, max_seq_len: 1, n_layers: 1, n_heads: 1, n_kv_heads: 1, d_model: 2, d_ff: 1 };
         let size = frozen_bytes(base, &GptConfig::llama(sizes), &LoraSettings::default())?;
@@ -208,7 +208,7 @@ mod tests {
             fs::copy(golden(&name), &to).unwrap();
             to
         };
-        // Shards with an index. Another copy of the weights beside them is ignored.
+        // Shards with an index. Another copy of the weights next to them is ignored.
         let shards = [1, 2, 3, 4, 5].map(|n| copy(format!("golden/llama-sharded/model-{n:05}-of-00005.safetensors")));
         copy("golden/llama-sharded/config.json".to_owned());
         copy("golden/llama-sharded/model.safetensors.index.json".to_owned());

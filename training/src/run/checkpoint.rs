@@ -45,7 +45,7 @@ const MOMENTS_FILE: &str = "train_state/moments.safetensors";
 const CONFIG_FILE: &str = "train_state/config.toml";
 const CHECKSUMS_FILE: &str = "train_state/checksums.json";
 
-/// In a run's best model: its evaluation.
+/// File in a run's best model: its evaluation.
 const EVALUATION_FILE: &str = "evaluation.json";
 
 /// Version of the files in `train_state/`.
@@ -80,7 +80,7 @@ pub struct TrainState {
     pub data: Digest,
     /// The tokenizer of the data.
     pub tokenizer: Digest,
-    /// The model that stays as it is: the one that an adapter updates, or the reference of preferences.
+    /// The fixed model: the base model of an adapter, or the reference model of preferences.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Digest>,
 }
@@ -170,7 +170,7 @@ impl Checkpoint {
     /// Reads and verifies the checkpoint in `dir`.
     ///
     /// # Errors
-    /// What is missing, damaged, or of another version.
+    /// A file is missing, damaged, or of another version.
     pub fn open(dir: &Path) -> Result<Checkpoint> {
         let shown = dir.display();
         let read = |name: &str| {
@@ -211,7 +211,7 @@ impl Checkpoint {
     /// The last intact checkpoint of `run`, if it has any; calls `report` for later ones that are damaged.
     ///
     /// # Errors
-    /// All of them are damaged: to begin anew would replace them.
+    /// All of them are damaged: starting from the beginning would replace them.
     pub fn latest(run: &RunDir, report: &mut dyn FnMut(&str)) -> Result<Option<Checkpoint>> {
         let mut damage = None;
         for step in run.checkpoints()?.into_iter().rev() {
@@ -267,7 +267,7 @@ impl Checkpoint {
     /// `prefix` in the file.
     ///
     /// # Errors
-    /// They cannot be read, or are not those of the parameters that train.
+    /// They cannot be read, or do not belong to the trained parameters.
     pub fn restore<M: Module>(
         &self,
         prefix: &str,

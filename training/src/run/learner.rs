@@ -38,7 +38,7 @@ pub struct Learner {
     routers: RouterLossWeights,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
-    /// Which rank updates which parameter, with several ranks.
+    /// With several ranks: which rank updates which parameter.
     shards: Option<Shards>,
 }
 
@@ -95,19 +95,19 @@ impl Learner {
         }
     }
 
-    /// The same with another objective.
+    /// Sets another objective.
     #[must_use]
     pub fn with_objective(self, objective: ObjectiveSettings) -> Learner {
         Learner { objective: objective.objective(), ..self }
     }
 
-    /// The same with losses of the model's routers.
+    /// Adds losses of the model's routers.
     #[must_use]
     pub fn with_router_losses(self, routers: RouterLossWeights) -> Learner {
         Learner { routers, ..self }
     }
 
-    /// What it learns.
+    /// The training objective.
     pub fn objective(&self) -> &dyn Objective {
         &*self.objective
     }
@@ -136,7 +136,7 @@ impl Learner {
     /// [`tree_sum`](super::tree_sum)). `None` without micro-batches. Reads nothing back from the device, unless the objective does.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// As [`forward`](Self::forward).
     pub fn gradients(
         &self,
         index: StepIndex,
@@ -169,7 +169,7 @@ impl Learner {
         Ok(ForwardResult { losses, balance, recomputed: pass.into_recomputed() })
     }
 
-    /// The gradients of what [`forward`](Self::forward) gave.
+    /// The gradients of a result of [`forward`](Self::forward).
     pub fn backward(&self, ForwardResult { losses, balance, recomputed }: ForwardResult<'_>) -> LossGradients {
         let taken = |gradients| Gradients::from_backward(&self.gpt, gradients);
         let gradients = match recomputed {

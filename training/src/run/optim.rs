@@ -39,7 +39,7 @@ pub struct Optimizer {
     /// Number of updates so far.
     n_updates: usize,
     moments: BTreeMap<String, Moments>,
-    /// The paths of the parameters that it updates; `None`: all. Other ranks update the others.
+    /// The paths of the parameters that this optimizer updates; `None`: all. Other ranks update the others.
     owned: Option<BTreeSet<String>>,
 }
 
@@ -71,7 +71,7 @@ impl Optimizer {
         Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new(), owned: None }
     }
 
-    /// The same for the parameters with these paths alone. It must have no state yet.
+    /// Restricts the optimizer to the parameters with these paths. It must have no state yet.
     #[must_use]
     pub fn owning(self, paths: BTreeSet<String>) -> Optimizer {
         Optimizer { owned: Some(paths), ..self }
@@ -82,7 +82,8 @@ impl Optimizer {
         self.owned.as_ref().is_none_or(|owned| owned.contains(path))
     }
 
-    /// The numbers of values of the parameters of `module` that train, and of their values in the state of the optimizer, by path.
+    /// By path, for each trained parameter of `module`: its number of values, and the number of values in the
+    /// optimizer's state.
     pub fn state_sizes<M: Module>(&self, module: &M) -> BTreeMap<String, [usize; 2]> {
         let mut sizes = Sizes::default();
         module.visit(&mut sizes);
@@ -116,7 +117,8 @@ impl Optimizer {
         module.map(&mut PutValues::new(updated))
     }
 
-    /// Muon's update of all its parameters together: threads take a matrix each. Returns the new values by path, `[n_rows, width]`.
+    /// Muon's update of all its parameters: each thread updates one matrix at a time. Returns the new values by path,
+    /// `[n_rows, width]`.
     fn update_matrices(&mut self, taken: Vec<(String, MuonParam)>, rates: Rates) -> BTreeMap<String, Tensor<2>> {
         let (paths, params): (Vec<String>, Vec<MuonParam>) = taken.into_iter().unzip();
         let widths: Vec<usize> = params.iter().map(|param| param.width).collect();
@@ -140,7 +142,7 @@ impl Optimizer {
         self.moments.iter().flat_map(of_param).collect()
     }
 
-    /// Bytes of its state.
+    /// Bytes of the optimizer's state.
     pub fn n_bytes(&self) -> u64 {
         self.moments().iter().map(|(_, values)| 4 * values.dims()[0] as u64).sum()
     }
@@ -288,7 +290,7 @@ impl ModuleMapper for Update<'_> {
     }
 }
 
-/// Puts values in the place of those of the parameters with their paths. Flat values take the shape that is there.
+/// Replaces the values of the parameters with these paths. Flat values take the parameter's shape.
 pub(super) struct PutValues<const D: usize> {
     path: ParamPath,
     values: BTreeMap<String, Tensor<D>>,

@@ -64,7 +64,7 @@ impl Reporter {
         let mut curves = Curves::default();
         self.seconds_before = seconds_of(&kept).last().copied().unwrap_or(0.0);
         if times.len() < kept.len() {
-            // The earlier event file is gone or damaged: as if all of the training had been without a pause until now.
+            // The earlier event file is missing or damaged: assume that training was not paused.
             let now = tensorboard::now();
             times = seconds_of(&kept).iter().map(|seconds| now - (self.seconds_before - seconds)).collect();
         }
@@ -152,7 +152,7 @@ impl Reporter {
         }
     }
 
-    /// Each line is written immediately and as a whole, so a crash loses nothing that was measured.
+    /// Writes each line immediately and as a whole, so that a crash loses no record.
     fn write_down(&mut self, record: &Record) -> Result<()> {
         let Some(files) = &mut self.files else { return Ok(()) };
         files.jsonl.write(record)?;

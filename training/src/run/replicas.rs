@@ -1,12 +1,12 @@
-//! Replicas of a model that train apart and meet every so many steps: DiLoCo ([Douillard et al.,
+//! Replicas of a model that train separately and synchronize at intervals: DiLoCo ([Douillard et al.,
 //! 2023](https://arxiv.org/abs/2311.08105)), for processes with a slow network between them.
 //!
-//! The micro-batches of a step are shared out among the replicas. Each replica updates its own weights with its own optimizer. After
-//! `parallel.sync_every` steps, the way that they went on average is the gradient of an outer step: SGD with Nesterov's momentum, after
-//! which all replicas go on from the same weights.
+//! The micro-batches of a step are divided among the replicas. Each replica updates its own weights with its own
+//! optimizer. After `parallel.sync_every` steps, the average change of the weights is the gradient of an outer step,
+//! SGD with Nesterov momentum. All replicas then continue from the same weights.
 //!
-//! A rank has as many replicas as every other one, one after the other. Their ways are added as one binary tree, so a run has the
-//! same bits on any number of ranks.
+//! Every rank has the same number of consecutive replicas. Their changes are summed as one binary tree, so a run has
+//! the same bits on any number of ranks.
 
 use std::{collections::BTreeMap, mem};
 
@@ -31,9 +31,9 @@ use crate::{
     },
 };
 
-/// What the names of the outer momentum begin with in a checkpoint.
+/// Prefix of the names of the outer momentum in a checkpoint.
 const OUTER: &str = "outer.";
-/// What they end with: torch's name.
+/// Suffix of these names, as in torch.
 const MOMENTUM: &str = ".momentum_buffer";
 /// What the names of the weights of replicas that have not met begin with, before the replica's number.
 const WEIGHTS: &str = "weights.";
@@ -44,11 +44,11 @@ pub struct Replicas {
     settings: ParallelSettings,
     group: Group,
     inner: Vec<Learner>,
-    /// The number of the first among the replicas of all ranks.
+    /// The index of this rank's first replica, among the replicas of all ranks.
     first: usize,
-    /// Which rank makes the outer step of which parameter, with several ranks.
+    /// With several ranks: which rank makes the outer step of each parameter.
     shards: Option<Shards>,
-    /// The outer momentum of the parameters whose outer step this rank makes, flat, by path.
+    /// The outer momentum, flat, by path, of the parameters whose outer step this rank makes.
     momentum: BTreeMap<String, Tensor<1>>,
     /// Whether the replicas have been updated since they last met, and so have different weights.
     are_apart: bool,
@@ -93,11 +93,12 @@ impl Replicas {
         (number * share).min(n_micro_batches)..((number + 1) * share).min(n_micro_batches)
     }
 
-    /// The clipped gradients of this rank's replicas in the step `step` of all these micro-batches, and the loss and the norm of all
-    /// replicas: means by the weights of their micro-batches. In the last step of a run, replicas may have no micro-batches.
+    /// The clipped gradients of this rank's replicas in the step `step`, and the loss and the norm over all replicas:
+    /// means weighted by their micro-batches. `micro_batches` are the whole step's. In the last step of a run, replicas
+    /// may have no micro-batches.
     ///
     /// # Errors
-    /// Those of [`Learner::step_gradients`].
+    /// As [`Learner::step_gradients`].
     pub fn gradients(&self, step: usize, micro_batches: &[Batch]) -> Result<(StepGradients, Vec<Option<Gradients>>)> {
         let (mut gradients, mut said) = (Vec::new(), Vec::new());
         for (number, learner) in (self.first..).zip(&self.inner) {
@@ -143,7 +144,7 @@ impl Replicas {
         done.is_multiple_of(self.settings.sync_every)
     }
 
-    /// The outer step from `gpt`, the weights at which the replicas last met. All go on from its result.
+    /// The outer step from `gpt`, the weights of the last synchronization. All replicas continue from its result.
     ///
     /// # Errors
     /// A rank does not answer, or the device fails.
@@ -230,7 +231,7 @@ impl Replicas {
     }
 }
 
-/// What the names of a replica's moments begin with in a checkpoint.
+/// Prefix of the names of a replica's moments in a checkpoint.
 fn prefix(number: usize) -> String {
     format!("replica.{number}.")
 }

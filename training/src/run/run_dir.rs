@@ -146,11 +146,11 @@ impl RunDir {
         Ok(())
     }
 
-    /// Creates and locks the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
-    /// process left that ended while it saved.
+    /// Creates and locks the folder, writes the configuration, which marks the folder as a run, and removes the
+    /// leftovers of an earlier process that ended while it saved.
     ///
     /// # Errors
-    /// Those of [`reserve`](Self::reserve).
+    /// As [`reserve`](Self::reserve).
     pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
         self.claim()?;
         let unwritable = || unwritable(&self.path);
@@ -241,11 +241,11 @@ impl RunDir {
         Ok(steps)
     }
 
-    /// Removes the checkpoints up to `step` except the last `keep` and those of `keep_steps`. Later ones stay: they are damaged,
-    /// or the run would have continued from them.
+    /// Removes the checkpoints up to `step` except the last `keep` and those of `keep_steps`. Later ones are kept: they
+    /// are damaged, or the run would have continued from them.
     ///
     /// # Errors
-    /// The first that cannot be removed; the others are.
+    /// The first checkpoint that cannot be removed; the others are removed.
     pub fn prune_checkpoints(&self, step: usize, keep: usize, keep_steps: &[usize]) -> Result<()> {
         let mut steps = self.checkpoints()?;
         steps.retain(|found| *found <= step);
@@ -296,7 +296,7 @@ mod tests {
         drop(first);
         assert!(second.begin(&config).unwrap_err().to_string().contains("earlier run"));
         drop(second);
-        // It opened the folder before the run had checkpoints, so it would start at step 0.
+        // The third process opened the folder before the run had checkpoints, so it would start at step 0.
         assert!(third.begin(&config).unwrap_err().to_string().contains("has begun a run in"));
 
         let other = dir.path().join("photos");
@@ -360,7 +360,7 @@ mod tests {
         fs::create_dir(dir.path().join("checkpoints/step-00000050.hearth-partial")).unwrap();
         run.prune_checkpoints(40, 2, &[10]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
-        // The run went on from step 30, since the checkpoint of step 40 is damaged.
+        // The run continued from step 30, since the checkpoint of step 40 is damaged.
         run.save_checkpoint(35, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         run.prune_checkpoints(35, 1, &[]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);
@@ -371,7 +371,7 @@ mod tests {
         assert!(error.contains("cannot remove `") && error.contains("step-00000005"), "{error}");
         fs::remove_file(run.checkpoint_dir(5)).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);
-        // A save that fails leaves nothing.
+        // A failed save leaves no files.
         assert!(run.save_checkpoint(60, |_| bail!("a full disk")).is_err());
         assert_eq!(run.checkpoints().unwrap(), [35, 40]);
     }

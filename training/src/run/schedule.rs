@@ -14,11 +14,11 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
     settings: ScheduleSettings,
-    /// Steps of the run; `None` while a budget in minutes is not used up.
+    /// Number of steps of the run; `None` while a budget in minutes is not used up.
     total: Option<usize>,
 }
 
-/// What budgets may be relative to.
+/// The sizes to which budgets may be relative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunSize {
     /// Values that train.
@@ -36,7 +36,7 @@ impl RunSize {
         RunSize { n_params, rows_per_epoch, tokens_per_epoch }
     }
 
-    /// Steps of a run with `config` until so many tokens were trained on.
+    /// Number of steps of a run with `config` until `tokens` tokens were trained on.
     fn steps_of_tokens(self, config: &TrainConfig, tokens: u64) -> usize {
         let tokens_per_rows = u128::from(self.tokens_per_epoch) * rows_per_step(config) as u128;
         let steps = (u128::from(tokens) * u128::from(self.rows_per_epoch)).div_ceil(tokens_per_rows.max(1));
@@ -54,7 +54,7 @@ impl RunSize {
         self.rows_of_epochs(config).map_or(rows, |all| rows.min(all.into()))
     }
 
-    /// Rows of a whole run with `config` if its budget is in epochs. Its last step has only those that are left.
+    /// Rows of a whole run with `config` if its budget is in epochs. Its last step has only the remaining rows.
     pub fn rows_of_epochs(self, config: &TrainConfig) -> Option<u64> {
         config.schedule.epochs.map(|epochs| rounded_up(epochs * self.rows_per_epoch as f64) as u64)
     }
@@ -65,7 +65,7 @@ pub fn rows_per_step(config: &TrainConfig) -> usize {
     (config.micro_steps() * config.data.micro_batch_size.rows()).max(1)
 }
 
-/// The next whole number, unless `number` is above one only by the error of its computation.
+/// The next integer, unless `number` exceeds an integer only by rounding errors.
 fn rounded_up(number: f64) -> f64 {
     (number * (1.0 - 4.0 * f64::EPSILON)).ceil()
 }
@@ -124,7 +124,7 @@ impl Schedule {
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
-    /// The same with `total` steps, for a budget in minutes that was used up before.
+    /// Sets `total` steps, for a budget in minutes that was used up before.
     pub fn with_total(self, total: Option<usize>) -> Schedule {
         Schedule { total: total.filter(|_| self.settings.max_minutes.is_some()).or(self.total), ..self }
     }
@@ -161,8 +161,8 @@ impl Schedule {
         self.total.is_some_and(|total| done >= total)
     }
 
-    /// Records that `done` steps, at least one, took `minutes` so far. With a budget in minutes, sets the steps of the run once
-    /// the budget is used up, or once what is left of it is just enough for the cooldown.
+    /// Records that `done` steps, at least one, took `minutes` so far. With a budget in minutes, sets the number of
+    /// steps of the run once the budget is used up, or once the rest of it is just enough for the cooldown.
     pub fn use_up(&mut self, minutes: f64, done: usize) {
         let Some(budget) = self.settings.max_minutes.filter(|_| self.total.is_none()) else { return };
         let ScheduleSettings { kind, cooldown_ratio, cooldown_steps, .. } = self.settings;
@@ -171,7 +171,7 @@ impl Schedule {
             (ScheduleKind::Wsd, None) => done as f64 * cooldown_ratio / (1.0 - cooldown_ratio),
             _ => 0.0,
         };
-        // Further steps take as long as those before.
+        // Assumes that further steps take as long as the previous ones.
         let left = (budget - minutes).max(0.0) * done as f64 / minutes.max(f64::MIN_POSITIVE);
         if left <= cooldown {
             self.total = Some(done + left.round() as usize);
@@ -300,7 +300,7 @@ mod tests {
         // 12 rows of 64 tokens are 768.
         assert_eq!(steps(&["schedule.max_tokens=7681"]), Some(11));
         assert_eq!(steps(&["schedule.tokens_per_param=7.68"]), Some(10));
-        // 100 rows, of which a step takes 12.
+        // 100 rows, 12 per step.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
         // A thirteenth step of 6 rows.
         let size = RunSize { n_params: 1, rows_per_epoch: 100, tokens_per_epoch: 6400 };
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn schedule_check_rejects_warmup_or_cooldown_beyond_the_budget() {
         let check = |sets: &[&str]| schedule(sets).check().map_err(|error| error.to_string());
-        // 100 rows, of which a step takes 12: 9 steps.
+        // 100 rows, 12 per step: 9 steps.
         check(&["schedule.epochs=1", "schedule.warmup_steps=9"]).unwrap();
         let error = check(&["schedule.epochs=1", "schedule.warmup_steps=10"]).unwrap_err();
         assert!(

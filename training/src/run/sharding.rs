@@ -1,8 +1,10 @@
-//! Which rank does what for a parameter: one rank owns it, adds up its gradient, holds its state of the optimizer and updates it.
+//! Divides the work for parameters among ranks: one rank owns a parameter, adds up its gradient, holds its optimizer
+//! state and updates it.
 //!
-//! Gradients are added as the binary tree of [`tree_sum`](super::tree_sum) goes on over the ranks. At each of its levels, two ranks
-//! whose sums are siblings each send the half that the other one still needs (recursive halving), so a rank sends `(N - 1) / N` of the
-//! gradient, and to its nearest neighbors most of it. Updated weights go back the same way, in the other order.
+//! Gradients are summed over the ranks in the upper levels of the binary tree of [`tree_sum`](super::tree_sum). At each
+//! level, two ranks whose sums are siblings each send the half that the other one still needs (recursive halving), so a
+//! rank sends `(N - 1) / N` of the gradient, most of it to its nearest neighbors. Updated weights are sent back in the
+//! reverse order.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,7 @@ use crate::{
     run::optim::{Gradients, Optimizer, PutValues},
 };
 
-/// Values of a message, about: tensors are sent together until there are as many.
+/// Approximate number of values per message: tensors are sent together until there are this many.
 const BUNDLE: usize = 1 << 22;
 
 /// The owners of all parameters that train.
@@ -43,9 +45,9 @@ pub struct ShardedParam {
     pub owner: usize,
 }
 
-/// Chooses the owners of parameters, given with the numbers of their values and of their values in the optimizer's state, among
-/// `n_ranks`: from the largest state to the smallest, each goes to the rank that has the least. So no rank has more than an equal share
-/// and the largest state.
+/// Assigns parameters to `n_ranks` owners. `params` has each parameter's number of values, and of values in the
+/// optimizer's state. From the largest state to the smallest, each goes to the rank with the least state. So no rank
+/// has more than an equal share plus the largest state.
 pub fn owners(params: &BTreeMap<String, [usize; 2]>, n_ranks: usize) -> Vec<ShardedParam> {
     let mut largest_first: Vec<_> = params.iter().collect();
     largest_first.sort_by_key(|(path, [_, n_state])| (usize::MAX - n_state, *path));
@@ -59,20 +61,20 @@ pub fn owners(params: &BTreeMap<String, [usize; 2]>, n_ranks: usize) -> Vec<Shar
     found.into_values().collect()
 }
 
-/// The ranks that have a gradient of a parameter, as each has said.
+/// Which ranks have a gradient of which parameters, as each rank has reported.
 #[derive(Clone, Debug)]
 pub struct Presence {
-    /// For each rank the numbers of the parameters without a gradient; `None`: it has none at all.
+    /// For each rank, the numbers of the parameters without a gradient; `None`: it has no gradients at all.
     absent: Vec<Option<Vec<usize>>>,
 }
 
 impl Presence {
-    /// All of `n_ranks` have a gradient of every parameter.
+    /// All `n_ranks` ranks have a gradient of every parameter.
     pub fn of_all(n_ranks: usize) -> Presence {
         Presence { absent: vec![Some(Vec::new()); n_ranks] }
     }
 
-    /// From what [`Shards::absent`] gave on all ranks.
+    /// Built from the results of [`Shards::absent`] on all ranks.
     pub fn new(absent: Vec<Option<Vec<usize>>>) -> Presence {
         Presence { absent }
     }
@@ -88,7 +90,8 @@ impl Presence {
 type Read<'a> = dyn FnMut(&ShardedParam) -> Option<Tensor<1>> + 'a;
 
 impl Shards {
-    /// The owners among the ranks of `group` of all parameters of `module` that train. `optimizer` must be its optimizer.
+    /// Assigns all trained parameters of `module` to owners among the ranks of `group`. `optimizer` must be the
+    /// module's optimizer.
     pub fn new<M: Module>(group: Group, module: &M, optimizer: &Optimizer, device: Device) -> Shards {
         let params = owners(&optimizer.state_sizes(module), group.size());
         Shards { group, device, params }
@@ -139,7 +142,7 @@ impl Shards {
             let (mut send, mut receive) = (Vec::new(), Vec::new());
             for (number, param) in self.params.iter().enumerate() {
                 match (rank ^ param.owner).trailing_zeros() {
-                    // Its sum has gone to another rank at an earlier level.
+                    // The sum has gone to another rank at an earlier level.
                     differs if differs < level => {}
                     differs if differs == level => send.extend(presence.is_in(block_of(rank), number).then_some(param)),
                     _ if presence.is_in(block_of(peer), number) => receive.push(param),
@@ -170,7 +173,7 @@ impl Shards {
         let mut module = module;
         for level in (0..self.group.n_levels()).rev() {
             let peer = rank ^ (1 << level);
-            // Known here are the parameters whose owner's number has the same bits up to this level.
+            // At this point, a rank knows the parameters whose owner's number has the same bits up to this level.
             let known_to = |rank: usize, param: &&ShardedParam| (rank ^ param.owner).trailing_zeros() > level;
             let send: Vec<_> = self.params.iter().filter(|param| known_to(rank, param)).collect();
             let receive: Vec<_> = self.params.iter().filter(|param| known_to(peer, param)).collect();
@@ -186,7 +189,8 @@ impl Shards {
         Ok(module)
     }
 
-    /// Sends the tensors of `send` that `read` gives to `peer`, some at a time, and gives those of `receive` to `put`.
+    /// Sends the tensors of `send`, which `read` returns, to `peer`, some at a time, and passes the tensors of
+    /// `receive` to `put`.
     fn exchange(
         &self,
         peer: usize,

@@ -1,4 +1,4 @@
-//! Decides which steps to skip: those with an invalid loss, or a gradient far larger than recent ones.
+//! Decides which steps to skip: steps with an invalid loss, or a gradient far larger than recent ones.
 
 use std::collections::VecDeque;
 
@@ -29,7 +29,7 @@ impl SpikeGuard {
         SpikeGuard { spike_factor, recent, n_skipped }
     }
 
-    /// Its state: norms, and consecutive skipped steps.
+    /// The guard's state: norms, and consecutive skipped steps.
     pub fn state(&self) -> (VecDeque<f32>, usize) {
         (self.recent.clone(), self.n_skipped)
     }

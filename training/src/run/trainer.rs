@@ -61,22 +61,22 @@ pub struct Data {
     pub train: RowSource,
     /// The validation split.
     pub val: RowSource,
-    /// The head for classes that the model begins with, if it trains one.
+    /// The initial classification head, if the model trains one.
     pub classifier: Option<Classifier>,
     /// Identifies both splits and the tokenizer.
     pub hash: Digest,
     /// Identifies the tokenizer.
     pub tokenizer_hash: Digest,
-    /// The tokens of an encoder-decoder's decoder; none for other models.
+    /// The special tokens of an encoder-decoder's decoder; empty for other models.
     pub decoder: DecoderTokens,
 }
 
 /// The tokens of an encoder-decoder's decoder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DecoderTokens {
-    /// What it begins with.
+    /// The tokens with which it begins.
     pub start: Vec<TokenId>,
-    /// What fills up rows in `transformers`.
+    /// The padding token in `transformers`.
     pub pad: Option<TokenId>,
 }
 
@@ -91,11 +91,11 @@ pub struct RunOutcome {
     pub val: Option<Score>,
     /// Bits per byte there.
     pub val_bpb: Option<f64>,
-    /// The evaluation whose model is in `model/`.
+    /// The evaluation of the model in `model/`.
     pub best: Option<Best>,
     /// Training tokens per second of this process, without evaluations, samples and saving.
     pub tok_per_sec: f64,
-    /// What it cost each of several ranks, by rank.
+    /// The costs of each rank, by rank, if there are several.
     pub costs: Vec<RankCosts>,
 }
 
@@ -106,19 +106,20 @@ pub struct Trainer<'a> {
     data: &'a Data,
     /// The validation split.
     val: RowSource,
-    /// The reference model of the objective. `None` if it has none, and once its part of the rows is known.
+    /// The reference model of the objective. `None` if it has none, or once its results for the rows are known.
     reference: Option<Gpt>,
     loader: Loader,
     learner: Learner,
-    /// Copies of the learner that train apart; the learner then has the weights at which they last met.
+    /// Replicas that train separately; `learner` then has the weights of the last synchronization.
     replicas: Option<Replicas>,
     schedule: Schedule,
     state: TrainState,
-    /// The evaluation of the model in the run's folder. An earlier process may have saved it behind the checkpoint that this one
-    /// goes on from.
+    /// The evaluation of the model in the run's folder. An earlier process may have saved it after the checkpoint from
+    /// which this process continues.
     kept: Option<Best>,
     saved: SavedForm,
-    /// The ranks of the run. All of them do the same but for their micro-batches and parameters; rank 0 writes and reports.
+    /// The ranks of the run. All ranks do the same except for their micro-batches and parameters; rank 0 writes and
+    /// reports.
     group: Group,
 }
 
@@ -128,7 +129,7 @@ impl Trainer<'_> {
         self.learner.n_params()
     }
 
-    /// What budgets are relative to.
+    /// The size of the data, to which budgets are relative.
     pub fn size(&self) -> RunSize {
         run_size(self.config, self.data, &self.learner)
     }
@@ -278,7 +279,8 @@ impl Trainer<'_> {
         self.schedule.is_over(self.state.step) || self.has_no_patience()
     }
 
-    /// The gradients of the next step, over the next micro-batches, or those of each replica, its index, and its number of tokens.
+    /// The gradients of the next step, over the next micro-batches (or of each replica), its index, and its number of
+    /// tokens.
     fn gradients(&self, batches: &mut Prefetcher) -> Result<(StepGradients, Vec<Option<Gradients>>, StepIndex, usize)> {
         let n_micro = self.loader.n_micro_batches(self.state.step as u64);
         let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
@@ -294,10 +296,10 @@ impl Trainer<'_> {
         Ok((self.learner.step_gradients(index, own)?, Vec::new(), index, n_tokens))
     }
 
-    /// Ends a run whose steps are all done: returns the last evaluation, and saves the model where none was saved.
+    /// Ends a run whose steps are all done: returns the last evaluation, and saves the model if none was saved.
     fn complete(&mut self, last: Option<Score>, run: &RunDir, reporter: &mut Reporter) -> Result<Option<Score>> {
         if !self.data.val.has_targets() {
-            // Needed if all steps were done before this process, and there is no evaluation that would save the model.
+            // Needed if all steps were done before this process, and no evaluation would save the model.
             if !run.model_dir().exists() {
                 self.save_model(run, None)?;
             }

@@ -82,7 +82,7 @@ mod tests {
             let mut tree = TreeSum::default();
             let mut most = 0;
             for leaf in 0..n {
-                // The leaf being added exists beside the others.
+                // The leaf being added exists in addition to the others.
                 tree.push(Shown(leaf.to_string()));
                 most = most.max(tree.partial.len());
             }

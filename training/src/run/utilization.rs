@@ -7,7 +7,7 @@ use hearth_model::{
     ops::{self, Dtype},
 };
 
-/// The multiply-adds that training needs for a token, and those that the device does in a second.
+/// The multiply-adds that training needs per token, and the device's multiply-adds per second.
 #[derive(Clone, Copy, Debug)]
 pub struct Utilization {
     products_per_token: f64,
@@ -15,12 +15,12 @@ pub struct Utilization {
 }
 
 impl Utilization {
-    /// Measures for a moment what the device can do in f32. `None` where that cannot be measured. Counted are the products
-    /// of matrices and of attention over half the context; a backward pass takes twice those of a forward pass, or as many if
-    /// the matrices themselves do not train.
+    /// Briefly measures the device's speed in f32. `None` if that cannot be measured. Counts the products of matrices
+    /// and of attention over half the context; a backward pass takes twice the products of a forward pass, or the same
+    /// number if the matrices themselves do not train.
     ///
     /// # Errors
-    /// A device that fails.
+    /// The device fails.
     pub fn measure(gpt: &Gpt, seq_len: usize) -> Result<Option<Utilization>> {
         let n_keys = seq_len * (seq_len + 1) / 2;
         let passes = if gpt.has_lora() { 2.0 } else { 3.0 };

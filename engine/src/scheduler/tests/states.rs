@@ -1,4 +1,5 @@
-//! Sequences with states of recurrent layers: where chunks end, what is found again, and what a rejected draft costs.
+//! Sequences with states of recurrent layers: where chunks end, which states are found again, and the cost of a
+//! rejected draft.
 
 use super::*;
 
@@ -42,7 +43,7 @@ fn prompt_with_a_known_beginning_is_computed_from_the_last_kept_state() {
     let mut scheduler = scheduler(WIDE);
     prefill(&mut scheduler, 1, 150, keys(150, 1));
     scheduler.remove(RequestId(1));
-    // The same prompt, and one that goes on: only what is behind the last page boundary.
+    // The same prompt, and a longer one: only the tokens after the last page boundary are computed.
     assert_eq!(prefill(&mut scheduler, 2, 150, keys(150, 1)), [(144, 6)]);
     scheduler.remove(RequestId(2));
     assert_eq!(prefill(&mut scheduler, 3, 200, keys(200, 1)), [(144, 48), (192, 8)]);
@@ -52,7 +53,7 @@ fn prompt_with_a_known_beginning_is_computed_from_the_last_kept_state() {
     assert_eq!(prefill(&mut scheduler, 4, 150, edited), [(64, 64), (128, 16), (144, 6)]);
 }
 
-/// A template may change what comes behind a message, such as the mark of thoughts that it drops later.
+/// A template may change the text after a message, such as the mark of thoughts that it drops later.
 #[test]
 fn prompt_that_differs_behind_a_message_is_computed_from_the_last_boundary_in_it() {
     let mut scheduler = scheduler(Limits { tokens_per_state: 1024, ..WIDE });
@@ -71,7 +72,7 @@ fn prompt_that_differs_behind_a_message_is_computed_from_the_last_boundary_in_it
     }
 }
 
-/// What was generated is known to the next turn up to the last page boundary of the answer.
+/// The next turn finds the generated tokens up to the last page boundary of the answer.
 #[test]
 fn next_turn_of_a_conversation_computes_little_more_than_what_is_new() {
     let mut scheduler = scheduler(WIDE);
@@ -110,7 +111,7 @@ fn rejected_drafts_take_a_sequence_back_to_before_the_step() {
     (0..3).for_each(|_| scheduler.push_token(id(1), None));
     scheduler.roll_back(&step);
     assert_eq!(super::step(&mut scheduler), [chunk(1, 20, 4, true)]);
-    // All are accepted: nothing is computed again.
+    // All drafts are accepted: nothing is recomputed.
     let mut step = scheduler.schedule();
     scheduler.add_drafts(&mut step, |_| 4);
     for (table, chunk) in scheduler.tables(&step).into_iter().zip(&step.chunks) {
@@ -145,13 +146,13 @@ fn states_of_drafted_answers_are_kept_at_every_fourth_page_boundary() {
     }
     scheduler.remove(RequestId(1));
     assert_eq!(prefill(&mut scheduler, 2, 300, text.clone())[0].0, 192);
-    // Those before in the answer made room for it.
+    // Earlier states of the answer were replaced by later ones.
     let edited: Vec<PageKey> = text[..11].iter().copied().chain(keys(300, 2).into_iter().skip(11)).collect();
     scheduler.remove(RequestId(2));
     assert_eq!(prefill(&mut scheduler, 3, 300, edited)[0].0, 16);
 }
 
-/// Each rejection adds a token to what is computed again.
+/// Each rejection adds a token to be recomputed.
 #[test]
 fn drafts_follow_tokens_that_are_computed_again_while_these_are_few() {
     let mut scheduler = scheduler(WIDE);
@@ -172,7 +173,7 @@ fn drafts_follow_tokens_that_are_computed_again_while_these_are_few() {
     assert_eq!(n_drafts, [3, 3, 3, 3, 0, 3]);
 }
 
-/// However many prompts were kept, sequences find states: kept ones that nobody uses make room, the oldest first.
+/// However many prompts were kept, running sequences find states: unused kept states are evicted, oldest first.
 #[test]
 fn kept_states_make_room_for_running_sequences() {
     let mut scheduler = Scheduler::new(WIDE, PagePool::with_states(400, 6));

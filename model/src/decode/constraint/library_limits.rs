@@ -1,4 +1,4 @@
-//! The limits of `llguidance` in plain words: its own messages name its settings and parts.
+//! Explains the limits of `llguidance`: its own messages name its settings and parts.
 
 use llguidance::api::ParserLimits;
 
@@ -25,7 +25,7 @@ pub(super) fn in_words(message: &str, limits: &ParserLimits) -> Option<String> {
         ("Too many items", "more ways to read one token than", limits.step_max_items as u64, RULES),
     ];
     let (_, words, most, hint) = table.into_iter().find(|(part, ..)| message.contains(part))?;
-    // Only this message says how many there are.
+    // Only this message has the number.
     let given = message.split_once("Current row has ").and_then(|(_, rest)| rest.split(' ').next());
     let given = given.map_or_else(String::new, |given| format!(", got {given}"));
     Some(format!("it has {words} {most}, the most allowed{given}\nhint: {hint}"))

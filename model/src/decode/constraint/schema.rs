@@ -152,7 +152,7 @@ fn check_size(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> Re
 /// Keywords that apply several schemas to the same value.
 const JOINTS: [&str; 7] = ["$ref", "anyOf", "oneOf", "allOf", "if", "not", "dependentSchemas"];
 
-/// Keywords whose meaning depends on other schemas for the same value.
+/// Keywords whose meaning depends on sibling keywords or on other schemas for the same value.
 const JOINED: [&str; 7] =
     ["properties", "patternProperties", "additionalProperties", "items", "pattern", "format", "multipleOf"];
 
@@ -163,8 +163,8 @@ fn joins_others(members: &Map<String, Value>) -> bool {
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// The schema that passes over keywords which cannot be enforced, instead of being refused. The log says so once for each `name`
-/// and its keywords.
+/// Makes a schema lenient: keywords that cannot be enforced are ignored instead of rejected. This is logged once per
+/// `name` and set of keywords.
 pub fn lenient(mut schema: Value, name: &str) -> Value {
     if let Value::Object(members) = &mut schema {
         members.insert(SETTINGS.into(), json!({ "lenient": name }));
@@ -172,7 +172,7 @@ pub fn lenient(mut schema: Value, name: &str) -> Value {
     schema
 }
 
-/// The name of a schema that passes over what cannot be enforced. A client may ask for that itself, by `true`.
+/// The name of a lenient schema, which ignores keywords that cannot be enforced. A client may ask for this with `true`.
 fn lenient_name(schema: &Value) -> Option<&str> {
     match schema.get(SETTINGS)?.get("lenient")? {
         Value::Bool(true) => Some("a client's schema"),
@@ -180,7 +180,7 @@ fn lenient_name(schema: &Value) -> Option<&str> {
     }
 }
 
-/// The most warnings about keywords: clients could fill a log.
+/// Maximum number of warnings about keywords: clients could fill a log.
 const MAX_LOGGED: usize = 1000;
 
 /// Logs keywords, with their paths, that the schema of the tool `name` has and that are not enforced; each once.

@@ -26,7 +26,8 @@ use crate::{
 
 /// A token that takes longer than this is slow: less than a step of a small model.
 const SLOW: Duration = Duration::from_millis(5);
-/// A grammar counts as slow for this many times the duration of a slow token, since single fast tokens say little.
+/// A grammar counts as slow for this many times the duration of a slow token, since a few fast tokens in between prove
+/// nothing.
 const SLOW_FOR: u32 = 20;
 
 /// The state of a text in its grammar. A clone is independent.
@@ -43,7 +44,7 @@ struct Shared {
     /// The time until which the grammar counts as slow. Shared by all clones, because they share the lexer and wait for
     /// each other.
     slow_until: Arc<Mutex<Option<Instant>>>,
-    /// Whether a task that computes the mask waits for a thread: there is one at most, however late it comes.
+    /// Whether a task that computes the mask is queued: there is at most one.
     is_queued: AtomicBool,
 }
 
@@ -151,14 +152,14 @@ impl Constraint {
             return;
         }
         threads.spawn(&self.shared, |shared| {
-            // Before the lock: whoever holds it may go on to a state for which another task is wanted.
+            // Before the lock: its holder may advance to a state for which another task is wanted.
             shared.is_queued.store(false, Ordering::Relaxed);
             shared.compute_mask(&mut shared.lock());
         });
     }
 
-    /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the text may end, those of
-    /// `end_ids` that end a text are allowed.
+    /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the text may end, the
+    /// `end_ids` are allowed.
     ///
     /// # Errors
     /// [`Error::Param`] if the grammar exceeds its limits, or if no token can continue the text.
@@ -202,7 +203,7 @@ impl Constraint {
         self.shared.lock().accept(&[id]).map_err(|error| self.failed(&error))
     }
 
-    /// Adds bytes that are allowed, which may be no token. Returns as [`accept`](Self::accept).
+    /// Adds bytes that are allowed; they need not be a token. Returns as [`accept`](Self::accept).
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
@@ -258,14 +259,15 @@ impl Constraint {
     }
 }
 
-/// Threads that compute masks while the model runs: one fewer than compute, at least one. `None` if they cannot be started.
+/// Threads that compute masks while the model runs: one fewer than the compute threads, at least one. `None` if they
+/// cannot be started.
 fn mask_threads() -> Option<&'static TaskThreads<Shared>> {
     static THREADS: OnceLock<Option<TaskThreads<Shared>>> = OnceLock::new();
     THREADS.get_or_init(|| start_threads("masks", ops::n_threads() - 1)).as_ref()
 }
 
-/// Threads for slow grammars, a quarter of those that compute, so that fast grammars never wait for slow ones. `None` if
-/// they cannot be started.
+/// Threads for slow grammars, a quarter as many as compute threads, so that fast grammars never wait for slow ones.
+/// `None` if they cannot be started.
 fn slow_threads() -> Option<&'static TaskThreads<Shared>> {
     static THREADS: OnceLock<Option<TaskThreads<Shared>>> = OnceLock::new();
     THREADS.get_or_init(|| start_threads("slow grammars", ops::n_threads().div_ceil(4))).as_ref()

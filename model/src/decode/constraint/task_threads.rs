@@ -1,4 +1,4 @@
-//! Threads that compute for texts in the background, such as the tokens that may come next while the model runs.
+//! Threads that compute in the background for sequences, such as the mask of the next token while the model runs.
 
 use std::{
     collections::VecDeque,

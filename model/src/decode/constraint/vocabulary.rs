@@ -13,7 +13,7 @@ use crate::{TokenId, text::tokenizer::Tokenizer};
 /// Longer tokens are excluded: the trie does not support them.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// The byte with which the trie marks its own special tokens. No text has it.
+/// The byte with which the trie marks its own special tokens. It never occurs in text.
 const NO_TEXT: u8 = 0xff;
 
 /// A token, and the bytes that it has after a certain text in it.
@@ -26,8 +26,8 @@ pub(super) struct Vocabulary {
     n_tokens: usize,
     /// Tokens with text that are not in the trie: special ones, and others that it does not support.
     others: BTreeMap<TokenId, Other>,
-    /// For a literal and the number of its bytes that a text ends with: the tokens that complete it and have more bytes.
-    /// Literals are marks of model families, so they are few.
+    /// By literal and the number of its bytes that a text ends with: the tokens that complete the literal and have more
+    /// bytes. Literals are marks of model families, so there are few.
     endings: Mutex<Endings>,
 }
 
@@ -39,7 +39,7 @@ struct Other {
 }
 
 impl Vocabulary {
-    /// The words for a trie: of each token, empty for those that are not in the trie, and of each byte.
+    /// The words for a trie: for each token, empty if it is not in the trie, and for each byte.
     pub(super) fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
         let ids = 0..tokenizer.vocab_size() as TokenId;
         let bytes = (0..NO_TEXT).map(|byte| vec![byte]);
@@ -80,8 +80,8 @@ impl Vocabulary {
         }
     }
 
-    /// The tokens that complete a literal of which a text ends with `n` bytes, and have more bytes after it. Computed
-    /// once.
+    /// The tokens that complete a literal, given that the text ends with its first `n` bytes, and have more bytes after
+    /// it. Computed once.
     pub(super) fn endings_of_literal(
         &self,
         literal: &[u8],
@@ -98,8 +98,8 @@ impl Vocabulary {
         computed
     }
 
-    /// The tokens in which `step` says that a text is complete before their end, with their bytes from there. `step`
-    /// gets a state and a byte, and returns `None` if the text can no longer be completed.
+    /// The tokens in which a text is complete, according to `step`, before the token ends, with their remaining bytes.
+    /// `step` gets a state and a byte, and returns `None` if the text can no longer be completed.
     pub(super) fn endings<S: Clone>(&self, start: &S, step: &impl Fn(&mut S, u8) -> Option<bool>) -> Vec<Ending> {
         let mut found = Vec::new();
         self.visit(self.trie().root(), start, step, &mut found);
@@ -150,7 +150,7 @@ impl fmt::Debug for Vocabulary {
 }
 
 /// The bytes that a token adds to a text. Empty for special tokens, for tokens that are too long, and for tokens with
-/// the byte 0xff, which no text has and with which the trie marks its own special tokens.
+/// the byte 0xff, with which the trie marks its own special tokens.
 fn text_bytes(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     let is_text = !tokenizer.is_special(id) && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&NO_TEXT);

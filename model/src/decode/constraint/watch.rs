@@ -1,10 +1,10 @@
-//! Grammars that hold only in parts of a text, such as its tool calls.
+//! Grammars that apply only to parts of a text, such as its tool calls.
 //!
-//! A [`Watch`] sleeps: it follows the text without restricting it. From the byte that completes a [`Mark`] its grammar
-//! holds; when the grammar's text is complete, the watch sleeps again, or the whole text ends. While it sleeps, the only
-//! tokens that may not come next are those that would complete a mark and go on with something that the grammar does
-//! not allow. They are few and known in advance, so that watching takes no mask. In a part in which marks do not count, such
-//! as a thought, it is silent.
+//! A [`Watch`] sleeps: it follows the text without restricting it. From the byte that completes a [`Mark`], the text is
+//! restricted to the mark's grammar; when the grammar's text is complete, the watch sleeps again, or the whole text
+//! ends. While it sleeps, it forbids only tokens that would complete a mark and continue with something that the
+//! grammar does not allow. They are few and known in advance, so a sleeping watch computes no mask. In a part in which
+//! marks do not count, such as a thought, it is silent.
 
 mod pattern;
 
@@ -41,13 +41,13 @@ pub struct WatchRules {
 /// The restrictions on the token after a sleeping or an awake watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outlook {
-    /// The grammar holds: any token may be forbidden.
+    /// The grammar applies: any token may be forbidden.
     Bound,
     /// Only these tokens are forbidden.
     Free(Arc<BTreeSet<TokenId>>),
 }
 
-/// A text of which some parts follow a grammar. A clone is independent.
+/// A text in which some parts follow a grammar. A clone is independent.
 #[derive(Clone, Debug)]
 pub struct Watch {
     rules: Arc<Compiled>,
@@ -98,7 +98,8 @@ impl WatchRules {
 }
 
 impl Compiled {
-    /// The grammar after a mark. `None` if the grammar does not have the mark, which is then not one.
+    /// The grammar's state after a mark. `None` if the grammar does not begin with the mark's text, which is then not a
+    /// mark.
     fn start(&self, index: usize) -> Option<Constraint> {
         let mark = self.rules.marks.get(index)?;
         if mark.read.is_empty() {
@@ -109,7 +110,7 @@ impl Compiled {
         }
         let start = self.starts.get(index)?.get_or_init(|| {
             let mut start = self.grammar.clone();
-            // An error comes again, and is reported, when the grammar is used.
+            // If this fails, the error recurs and is reported when the grammar is used.
             let _ = start.accept_bytes(&mark.read);
             start
         });
@@ -143,7 +144,7 @@ impl Compiled {
         sets.fold(first, |all, more| Arc::new(all.union(&more).copied().collect()))
     }
 
-    /// The tokens that would complete a mark and go on with something that the grammar does not allow.
+    /// The tokens that would complete a mark and continue with something that the grammar does not allow.
     fn forbidden_by(&self, index: usize, mark: &Mark, progress: &Progress) -> Arc<BTreeSet<TokenId>> {
         if Mark::is_missed(progress) {
             return Arc::default();
@@ -176,7 +177,8 @@ impl Compiled {
 }
 
 impl Watch {
-    /// A text that follows a grammar, compiled by a [compiler](super::GrammarCompiler), in the parts that `rules` says.
+    /// A text that follows a grammar, compiled by a [compiler](super::GrammarCompiler), in the parts that `rules`
+    /// define.
     pub fn new(grammar: Constraint, rules: WatchRules) -> Self {
         let starts = rules.marks.iter().map(|_| OnceLock::new()).collect();
         let start = rules.start();
@@ -217,7 +219,7 @@ impl Watch {
         matches!(self.state, State::Bound(_))
     }
 
-    /// What restricts the next token.
+    /// The restriction of the next token.
     pub fn outlook(&self) -> Outlook {
         match &self.state {
             State::Asleep(progress) => Outlook::Free(self.rules.forbidden(progress)),
@@ -238,7 +240,7 @@ impl Watch {
         }
     }
 
-    /// As [`Constraint::restrict`], if the grammar holds; otherwise the logits without those of the
+    /// As [`Constraint::restrict`], if the grammar applies; otherwise the logits with -infinity for the
     /// [forbidden](Outlook::Free) tokens.
     ///
     /// # Errors

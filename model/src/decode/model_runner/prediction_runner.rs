@@ -41,15 +41,15 @@ impl PredictionRunner {
         &self.cache
     }
 
-    /// Appends rows to sequences: `next_ids` and `hidden [n_rows, d_model]` have those of all `parts`, one part after the other,
-    /// at least one row. Returns their hidden states, `[n_rows, d_model]`.
+    /// Appends rows to sequences: `next_ids` and `hidden [n_rows, d_model]` have the rows of all `parts`, one part
+    /// after the other, at least one row. Returns the prediction head's hidden states, `[n_rows, d_model]`.
     ///
     /// # Errors
-    /// [`Error::Param`] if an id is outside the vocabulary; [`Error::Execution`] if there are too few free pages, or the device
-    /// fails.
+    /// [`Error::Param`] if an id is outside the vocabulary; [`Error::Execution`] if there are too few free pages, or
+    /// the device fails.
     ///
     /// # Panics
-    /// If ids, hidden states and rows of the parts are not equally many.
+    /// If ids, hidden states and rows of the parts differ in number.
     pub fn step(&mut self, next_ids: &[TokenId], hidden: Tensor<2>, parts: &mut [StepPart<'_>]) -> Result<Tensor<2>> {
         let Self { head, cache } = self;
         let n_rows: usize = parts.iter().map(|part| part.n_new).sum();

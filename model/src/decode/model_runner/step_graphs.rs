@@ -17,7 +17,7 @@ use crate::{
 
 /// Steps of one shape that run before the next is captured. Capturing takes as long as three steps.
 const RUNS_BEFORE: u32 = 2;
-/// Shapes that are kept; beyond this, the least recently used is dropped. Each graph keeps the memory of its step.
+/// Maximum number of graphs; beyond this, the least recently used is dropped. Each graph keeps the memory of its step.
 const MAX_SHAPES: usize = 32;
 /// Failed captures after which no more are tried.
 const MAX_FAILURES: u32 = 3;
@@ -297,8 +297,8 @@ mod tests {
         RUNS_TO_SABOTAGE.set(n.saturating_sub(1));
         if n == 1 {
             let more = Tensor::<2>::ones([3000, 1001], device) * 2.0;
-            // Read back so that it is executed during the capture: operations whose results are dropped are not. The
-            // read may fail.
+            // Read back so that it is executed during the capture: operations whose results are dropped are not
+            // executed. The read may fail.
             let _ = more.try_into_data();
         }
     }
@@ -322,7 +322,7 @@ mod tests {
         Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }
     }
 
-    /// The same steps in two runners: one that captures them and one that does not.
+    /// The same steps in two runners, one with graph capture and one without.
     struct Twins {
         runners: [ModelRunner; 2],
         tables: [PageTable; 2],

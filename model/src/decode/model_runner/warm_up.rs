@@ -36,7 +36,7 @@ impl ModelRunner {
             self.warm_up_logits(&output, &[n_rows - 1])?;
             self.read_hidden(&output, 0..1)?;
         }
-        // A long prompt in several steps, the next tokens, and those of a fork, whose last page is copied.
+        // A long prompt in several steps, the next tokens, and tokens of a fork, whose last page is copied.
         let mut table = self.cache.table();
         while table.len() < context.saturating_sub(PAGE_SIZE).min(WARM_UP_CONTEXT) {
             let n_rows = most.min(WARM_UP_CONTEXT + 1 - table.len());

@@ -17,7 +17,7 @@ use crate::{
     test_gpu::gpu,
 };
 
-/// [`read_logits`] by sorting whole rows: of each row exactly what is needed, on any device.
+/// [`read_logits`] by sorting whole rows: exactly the part of each row that is needed, on any device.
 fn read_logits_reference(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<LogitRows> {
     let [_, vocab_size] = logits.dims();
     let values = to_f32(read(logits.cast(DType::F32))?)?;
@@ -30,7 +30,7 @@ fn read_logits_reference(logits: Tensor<2>, needs: &[LogitDemand]) -> Result<Log
                 // NaN and infinity, which no working model returns, rank first, so that sampling finds them.
                 let key = |id: TokenId| match row[id as usize] {
                     logit if logit.is_nan() => f32::INFINITY,
-                    // Not -0, which `total_cmp` tells from 0.
+                    // Not -0, since `total_cmp` distinguishes it from 0.
                     logit => logit + 0.0,
                 };
                 ids.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
@@ -90,7 +90,7 @@ fn needs() -> impl Strategy<Value = LogitDemand> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Vocabularies that take one pass and several; requests for as many tokens as the vocabulary has, and for more.
+    /// Vocabularies that take one pass and several; requests for all tokens of the vocabulary, and for more.
     #[test]
     fn read_logits_on_gpu_returns_the_same_top_tokens_in_order(
         (rows, needs) in prop_oneof![1..300_usize, 1000..1100_usize, 2000..9000_usize, Just(49_152)]
@@ -132,7 +132,7 @@ fn read_logits_reference_sorts_by_logit_then_id() {
     assert_eq!(of(8, &[]), [TokenId::MAX], "all of them are the whole row");
 }
 
-/// Parameters drawn from what requests may have.
+/// Parameters of random requests.
 fn params() -> impl Strategy<Value = SamplingParams> {
     fn or<T: Clone + std::fmt::Debug + 'static>(
         neutral: T,

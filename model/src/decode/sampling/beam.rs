@@ -5,8 +5,8 @@
 //! among the best `width` of its step, as in `transformers`. Finished answers are ranked by the sum of their tokens'
 //! log-probabilities divided by `length ^ length_penalty`.
 //!
-//! In groups ([Vijayakumar et al. 2018](https://arxiv.org/abs/1610.02424)), the beams of each group compete among themselves, one
-//! group after the other, and a token that groups before chose at the same step costs a penalty: so the groups differ.
+//! In groups ([Vijayakumar et al. 2018](https://arxiv.org/abs/1610.02424)), beams compete only within their group, one
+//! group after the other. Tokens that earlier groups chose at the same step get a penalty, so that the groups differ.
 //!
 //! Stochastic beam search ([Kool, van Hoof and Welling 2019](https://arxiv.org/abs/1903.06059)) samples `width`
 //! different answers without replacement, with the same distribution as sampling answers one after the other and
@@ -73,7 +73,7 @@ pub enum BeamKind {
 /// Groups of beams of the same size, which search one after the other at each step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BeamGroups {
-    /// Number of groups, of which the width is a multiple.
+    /// Number of groups; must divide the width.
     pub n_groups: usize,
     /// Subtracted from the log-probability of a token for each beam of an earlier group that chose it at the same step; at least
     /// 0, in nats.
@@ -102,7 +102,7 @@ pub enum EarlyStopping {
     Likely,
     /// When there are `width` finished answers.
     Full,
-    /// When no continuation of a partial answer can become one of the finished ones.
+    /// When no continuation of a partial answer can become one of the finished answers.
     Certain,
 }
 
@@ -113,11 +113,11 @@ pub struct Hypothesis {
     pub token_ids: Vec<TokenId>,
     /// One entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Sum of its tokens' log-probabilities in nats, at the temperature of the search.
+    /// Sum of the log-probabilities of its tokens in nats, at the temperature of the search.
     pub logprob: f64,
     /// The value for ranking: the penalized log-probability, or the perturbed one.
     pub score: f64,
-    /// What its tokens cost for being those of other groups, in nats.
+    /// Penalty for tokens that earlier groups chose, in nats.
     cost: f64,
     /// The group that it belongs to; the first one has the prompt.
     group: usize,
@@ -291,7 +291,7 @@ impl BeamSearch {
         parents
     }
 
-    /// The beams of a group, each with its parent; none if the group's search is over.
+    /// The beams of a group, each with its parent; empty if the group's search is over.
     fn select_best(
         &mut self,
         continuations: Vec<Continuation>,
@@ -436,7 +436,7 @@ fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
     continuations.sort_unstable_by(by_rank);
 }
 
-/// The best allowed tokens, best first, as many as needed for `width` of them to continue, if possible. At most
+/// The best allowed tokens, best first: enough that `width` of them continue the answer, if possible. At most
 /// `n_barred` tokens with a logit above -infinity are not allowed.
 fn best_that_go_on(
     width: usize,

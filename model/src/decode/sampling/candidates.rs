@@ -19,14 +19,14 @@ const DRAWN_AT_ONCE: usize = 1024;
 /// excluded ones (with a logit of -infinity).
 #[derive(Clone, Debug)]
 pub(super) struct Candidates<'a> {
-    /// Ascending; `None` means all tokens of the vocabulary.
+    /// Ascending; `None`: all tokens of the vocabulary.
     ids: Option<Vec<TokenId>>,
     /// Before the temperature.
     logits: Cow<'a, [f32]>,
     /// `exp((logit - largest logit) / temperature)`: the probability up to a common factor. At most 1. Empty if not
     /// computed for the current logits.
     weights: Vec<f32>,
-    /// Separate from the logits, so that a low temperature does not make two of them equal.
+    /// Separate from the logits, so that a low temperature does not make two logits equal.
     temperature: f32,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Other logits in place of all but those of -infinity, after any temperature.
+    /// Replaces all logits except those of -infinity, after any temperature.
     pub(super) fn replace_logits(&mut self, logits: impl Iterator<Item = f64>) {
         self.temperature = 1.0;
         self.weights.clear();
@@ -232,11 +232,11 @@ impl<'a> Candidates<'a> {
                     return Some(self.id(start + offset));
                 }
             }
-            // Sequential sums may be slightly smaller.
+            // A sequential sum may be slightly smaller.
             end = start + chunk.len();
             break;
         }
-        // The target may be rounded up to the total, which no partial sum exceeds.
+        // Rounding may raise the target to the total, which no partial sum exceeds.
         self.weights[..end].iter().rposition(|weight| *weight > 0.0).map(|place| self.id(place))
     }
 

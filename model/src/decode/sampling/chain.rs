@@ -1,4 +1,5 @@
-//! What each step of the chain does to the candidates. The order is [`ChainStep::DEFAULT_ORDER`], and `Sampler` runs it.
+//! The samplers in the chain: how each changes the candidates. [`ChainStep::DEFAULT_ORDER`] is the order, and `Sampler`
+//! runs it.
 
 use super::{
     ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Smoothing, Xtc, candidates::Candidates, select::Rank,
@@ -39,7 +40,8 @@ impl Candidates<'_> {
         }
     }
 
-    /// Divides the logits by `temperature`; at 0 only the most likely token remains, the lowest id among equals.
+    /// Divides the logits by `temperature`. At 0 only the most likely token remains, with the lowest id if several are
+    /// equally likely.
     fn heat(&mut self, temperature: f32) {
         if temperature == 0.0 {
             self.keep_top_k(1);
@@ -56,7 +58,7 @@ impl Candidates<'_> {
         self.heat(low + (high - low) * share as f32);
     }
 
-    /// Keeps the `k` most likely.
+    /// Keeps the `k` most likely tokens.
     pub(super) fn keep_top_k(&mut self, k: usize) {
         if k < self.len() {
             let scan = Scan::new(self.logits());
@@ -76,15 +78,15 @@ impl Candidates<'_> {
         }
     }
 
-    /// Keeps those with at least `p` times the largest probability.
+    /// Keeps tokens with at least `p` times the largest probability.
     fn keep_min_p(&mut self, p: f32) {
         // The largest weight is 1, so the most likely token remains.
         let places = Scan::new(self.weigh()).at_least(p);
         self.keep(&places);
     }
 
-    /// Keeps the smallest set of tokens whose probabilities sum to `p` or more, those first whose surprise
-    /// `-ln(probability)` is closest to its expectation, the entropy. Includes the token that crosses `p`.
+    /// Keeps the smallest set of tokens whose probabilities sum to `p` or more, in the order of how close their
+    /// surprise `-ln(probability)` is to its expectation, the entropy. Includes the token that crosses `p`.
     fn keep_typical_p(&mut self, p: f32) {
         self.drop_impossible();
         let (total, entropy) = (self.total_weight(), self.entropy());
@@ -112,7 +114,7 @@ impl Candidates<'_> {
         self.keep(&places);
     }
 
-    /// Keeps those with at least the probability that `bar` says, and the most likely ones in any case.
+    /// Keeps tokens with at least the probability that `bar` returns, and always the most likely ones.
     fn keep_probable(&mut self, bar: impl FnOnce(&mut Self) -> f64) {
         // The largest weight is 1.
         let bar = (bar(self) * self.total_weight()).min(1.0);
@@ -121,8 +123,8 @@ impl Candidates<'_> {
         self.keep(&places);
     }
 
-    /// Keeps the most likely ones up to where the second differences of the sorted probabilities, as absolute values, sum to
-    /// more than the fraction `z` of their sum. The last one of several never remains, the first one always does.
+    /// Keeps the most likely tokens up to where the absolute second differences of the sorted probabilities sum to more
+    /// than the fraction `z` of their total. The last of several tokens never remains, the first always does.
     fn keep_before_tail(&mut self, z: f32) {
         self.drop_impossible();
         let ranked = self.first(self.len());
@@ -149,7 +151,7 @@ impl Candidates<'_> {
         self.replace_logits(nats.into_iter().map(|d| -distance(d)));
     }
 
-    /// Draws all candidates towards the probability `target`, as [`AdaptiveP`](super::AdaptiveP) says.
+    /// Shifts the distribution towards the probability `target`; see [`AdaptiveP`](super::AdaptiveP).
     pub(super) fn draw_towards(&mut self, target: f64) {
         const WIDTH: f64 = 0.3;
         self.drop_impossible();
@@ -222,7 +224,7 @@ fn sum_in_lanes(logits: &[f32], f: impl Fn(f64) -> f64) -> f64 {
 /// Number of tokens for the estimate of mirostat 1: the paper's `m`.
 const N_ESTIMATED: usize = 100;
 
-/// The number of `n` tokens to keep so that, under a Zipf distribution with exponent `s`, none has a surprise above
+/// How many of `n` tokens to keep so that, under a Zipf distribution with exponent `s`, none has a surprise above
 /// `bound` bits: algorithm 1 of the paper on mirostat.
 fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     let excess = s - 1.0;
@@ -246,8 +248,8 @@ pub(super) fn completions(tokens: &[TokenId], n: usize) -> impl Iterator<Item = 
 /// The penalty grows for this many tokens beyond `allowed_length`: with the default base, to 1e12 times `multiplier`.
 const MAX_EXCESS: usize = 50;
 
-/// The tokens that would continue a repetition, each with the length of the longest such repetition: the last so many
-/// tokens occur earlier in `tokens`, followed by that token.
+/// The tokens that would continue a repetition, each with the length of the longest such repetition: that many last
+/// tokens of `tokens` also occur earlier in it, followed by the continuing token.
 ///
 /// A repetition does not extend across a breaker.
 pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {
@@ -257,8 +259,8 @@ pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)
     if max_length < dry.allowed_length {
         return Vec::new();
     }
-    // The Z-function of the reversed tokens, in linear time: `lengths[at]` is how many of them from `at` equal the first
-    // ones, at most `max_length`. Only this many are looked up again.
+    // The Z-function of the reversed tokens, in linear time: `lengths[at]` is how many tokens from `at` on equal the
+    // first ones, at most `max_length`. Only this many tokens are compared again.
     let n = tokens.len();
     let reversed = |at: usize| tokens[n - 1 - at];
     let mut lengths = vec![0; max_length];

@@ -12,8 +12,8 @@ pub struct TokenLogprobs {
     pub logprob: f32,
     /// Number of more likely tokens, plus 1; equally likely tokens have the same rank.
     pub rank: usize,
-    /// The most likely tokens with their log-probabilities, most likely first, the lower id among equals; or the tokens
-    /// that were asked for.
+    /// The most likely tokens with their log-probabilities, most likely first, lower ids first among equals; or the
+    /// requested tokens.
     pub top: Vec<(TokenId, f32)>,
 }
 

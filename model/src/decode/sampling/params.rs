@@ -37,8 +37,8 @@ pub struct SamplingParams {
     /// Keep tokens whose probability is at least this fraction of the largest one ([Nguyen et al.
     /// 2024](https://arxiv.org/abs/2407.01082)). 0 keeps all.
     pub min_p: f32,
-    /// Keep the smallest set of tokens whose probabilities sum to this value, those first whose surprise is closest to
-    /// the distribution's entropy ([Meister et al. 2022](https://arxiv.org/abs/2202.00666)). 1 keeps all.
+    /// Keep the smallest set of tokens whose probabilities sum to this value, in the order of how close their surprise
+    /// is to the distribution's entropy ([Meister et al. 2022](https://arxiv.org/abs/2202.00666)). 1 keeps all.
     pub typical_p: f32,
     /// Keep tokens whose logit is within this many standard deviations of the largest ([Tang et al.
     /// 2024](https://arxiv.org/abs/2411.07641)). 0 keeps all.

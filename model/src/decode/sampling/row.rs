@@ -12,16 +12,16 @@ use crate::{
 pub enum LogitDemand {
     /// The whole row.
     Whole,
-    /// The most likely tokens, and others.
+    /// The most likely tokens, and some other tokens.
     Best {
         /// Number of most likely tokens; the lower id comes first among equals.
         n: usize,
-        /// Tokens whose logits are needed at any rank.
+        /// Tokens whose logits are needed whatever their rank.
         also: BTreeSet<TokenId>,
     },
 }
 
-/// Logits of the next token. If the part is what was [needed](LogitDemand), the result is the same as with the whole row.
+/// Logits of the next token. A part that satisfies the [demand](LogitDemand) gives the same result as the whole row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogitRow<'a> {
     /// All tokens: `[vocab_size]`.
@@ -34,7 +34,7 @@ impl LogitDemand {
     /// Maximum number of most likely tokens to request: beyond this, reading the whole row is as fast.
     pub const MAX_BEST: usize = 256;
 
-    /// For choosing among the `k` most likely tokens, after arbitrary changes of the logits of `changed`.
+    /// The demand for choosing among the `k` most likely tokens, after arbitrary changes of the logits of `changed`.
     ///
     /// A token that is among the `k` most likely after the changes had fewer than `k` unchanged tokens before it, and
     /// at most all changed ones, so before the changes it was among the first `k + changed.len()`.

@@ -58,7 +58,7 @@ pub struct Sampler {
     in_prompt: OnceLock<BTreeSet<TokenId>>,
     /// The number of occurrences of each token in the output.
     output_counts: HashMap<TokenId, u32>,
-    /// Only a temperature of 0 is set: the most common case, with a fast path.
+    /// Whether only a temperature of 0 is set: the most common case, with a fast path.
     is_plain_greedy: bool,
     /// Mirostat's bound, in bits.
     bound: f32,
@@ -81,7 +81,7 @@ impl Sampler {
         Self::sharing(params, choice, prompt_ids.into())
     }
 
-    /// The same, without a copy of the prompt.
+    /// As [`new`](Self::new), but shares the prompt instead of copying it.
     pub fn sharing(params: SamplingParams, choice: u32, prompt: Arc<[TokenId]>) -> Self {
         let greedy = SamplingParams { seed: params.seed, ..SamplingParams::greedy() };
         Self {
@@ -103,7 +103,7 @@ impl Sampler {
 
     /// The part of a row of logits that [`sample`](Self::sample) and [`logprobs`](Self::logprobs) need: the whole row,
     /// unless the first steps of the chain change few logits and the next step keeps few tokens. Before sampling,
-    /// tokens of `barred` may be [excluded](LogitRow::without), and `ahead` may have joined the output.
+    /// tokens in `barred` may be [excluded](LogitRow::without), and `ahead` may be appended to the output.
     pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> LogitDemand {
         let params = &self.params;
         if params.allowed_token_ids.is_some() || params.no_repeat_ngram_size > 0 {
@@ -154,7 +154,7 @@ impl Sampler {
         let mut steered = shaped.clone();
         self.steer(&mut steered);
         let id = steered.draw(uniform).ok_or_else(|| self.ruled_out())?;
-        // Of the distribution before, as in the paper on mirostat.
+        // The probability before this change of the distribution, as in the paper on mirostat.
         self.drawn = Some(shaped.probability(id));
         Ok(id)
     }
@@ -174,8 +174,8 @@ impl Sampler {
         *self.output_counts.entry(id).or_insert(0) += 1;
     }
 
-    /// The tokens that [`sample`](Self::sample) may return for these logits, each with its probability, the most
-    /// likely first. Over all positions: XTC acts at some of them only.
+    /// The tokens that [`sample`](Self::sample) may return for these logits, each with its probability, most likely
+    /// first. The probabilities are over all positions, since XTC acts only at some.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
@@ -196,8 +196,8 @@ impl Sampler {
     }
 
     /// The log-probability of `id` in the distribution from which the token at `position` is drawn, and the `n_top`
-    /// largest ones: after all parameters, where [`token_logprobs`](super::token_logprobs) is before them. -infinity for
-    /// a token that cannot be drawn.
+    /// largest ones. All sampling parameters apply here; [`token_logprobs`](super::token_logprobs) is without them.
+    /// -infinity for a token that cannot be drawn.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).

@@ -84,8 +84,8 @@ impl<'a> Scan<'a> {
         *maxima.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a)).1
     }
 
-    /// The last of the smallest set of positions, largest values first, whose weights sum to `wanted`; `None` if all
-    /// together do not. `unit` is the distance between values that makes one much less likely than the other.
+    /// The last of the smallest set of positions, largest values first, whose weights sum to `wanted`; `None` if the
+    /// sum of all is smaller. `unit` is a distance between values at which one is much less likely than the other.
     pub(super) fn last_of_mass(&self, unit: f32, weights: &[f32], wanted: f64) -> Option<Rank> {
         /// How many units below the largest to look, ring by ring: almost all values are far below.
         const RINGS: [f32; 7] = [3.0, 6.0, 9.0, 12.0, 18.0, 27.0, f32::INFINITY];
@@ -138,7 +138,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// The last of the fewest best-ranked values whose weights sum to `wanted` or more; the last of all if no sum does.
+/// The last of the smallest set of best-ranked values whose weights sum to `wanted` or more; the last of all if the sum
+/// of all is smaller.
 fn cut_at(mut ranks: Vec<Rank>, weights: &[f32], wanted: f64) -> Option<Rank> {
     const SORTED: usize = 32;
     let (mut least, mut most) = (ranks.iter().min()?.0, ranks.iter().max()?.0);
@@ -158,7 +159,7 @@ fn cut_at(mut ranks: Vec<Rank>, weights: &[f32], wanted: f64) -> Option<Rank> {
             n_high += usize::from(!is_low);
             low_mass += if is_low { rank.weight(weights) } else { 0.0 };
         }
-        // Sums in another order may be slightly smaller, so `wanted` may never be reached: then the last ranks are
+        // A sum in another order may be slightly smaller, so `wanted` may never be reached: then the last ranks are
         // kept.
         if mass + low_mass >= wanted || n_high == 0 {
             low.truncate(n_low);
@@ -230,7 +231,7 @@ mod tests {
 
     #[test]
     fn cut_at_ends_the_smallest_set_that_reaches_the_sum() {
-        // Whole numbers, whose sums are exact in any order.
+        // Integers, whose sums are exact in any order.
         let weights: Vec<f32> = values(2000, 5).iter().map(|value| value + 101.0).collect();
         let order = sorted(&weights);
         let total: f32 = weights.iter().sum();

@@ -1,4 +1,4 @@
-//! Whole sequences side by side, and what a pass over them records.
+//! Whole sequences side by side, and the trace of a pass over them.
 
 use std::sync::Arc;
 
@@ -16,35 +16,36 @@ pub struct Dense<'a> {
     /// The position of each row in its document, `[batch * seq_len]`, if sequences consist of several documents
     /// (packing): a row then sees only rows of its own document. Without it, each sequence is one document.
     pub positions: Option<Arc<Vec<u32>>>,
-    /// Receives what the pass computes on the way, if set.
+    /// Records intermediate results, if set.
     pub trace: Option<&'a mut Trace>,
-    /// The seed of dropout. It and a value's place in the model decide whether the value is dropped. `None`: no
-    /// dropout.
+    /// The seed of dropout. Together with a value's place in the model, it decides whether the value is dropped.
+    /// `None`: no dropout.
     pub dropout_seed: Option<u64>,
-    /// What the decoder of an encoder-decoder attends to.
+    /// The encoder's output, to which the decoder of an encoder-decoder attends.
     pub source: Option<Source>,
-    /// Where the second text of each sequence begins, if sequences are pairs of texts and the model tells them apart.
+    /// Where the second text of each sequence begins, if sequences are pairs of texts and the model has token types.
     pub second_texts: Option<Arc<Vec<Option<usize>>>>,
 }
 
 /// The encoder's output for the source of each sequence.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// `[batch * source_len, d_model]`: as many rows for each source.
+    /// `[batch * source_len, d_model]`: the same number of rows for each source.
     pub encoded: Tensor<2>,
-    /// Tokens of each source, `[batch]`. The rows behind them are padding, which is not attended to. `None`: all rows are tokens.
+    /// Number of tokens of each source, `[batch]`. The rows after them are padding, which is not attended to. `None`:
+    /// all rows are tokens.
     pub lens: Option<Arc<Vec<usize>>>,
 }
 
 impl Source {
-    /// What hides padding in the scores of `batch` sequences: `[batch, 1, 1, source_len]`.
+    /// Bias that hides padding in the scores of `batch` sequences: `[batch, 1, 1, source_len]`.
     pub(crate) fn bias(&self, batch: usize, device: &Device) -> Option<Tensor<4>> {
         let [n_rows, _] = self.encoded.dims();
         Some(ops::padding_bias(self.lens.as_ref()?, n_rows / batch.max(1), device))
     }
 }
 
-/// What a forward pass computes on the way, of the layers that were asked for.
+/// Intermediate results of a forward pass, for the requested layers.
 #[derive(Debug)]
 pub struct Trace {
     attention_layers: Vec<usize>,
@@ -117,7 +118,7 @@ impl Trace {
         }
     }
 
-    /// The residual stream after so many blocks, `[n_rows, d_model]`.
+    /// The residual stream after `n_blocks` blocks, `[n_rows, d_model]`.
     ///
     /// # Panics
     /// As [`attention_of`](Self::attention_of).

@@ -1,9 +1,9 @@
-//! Pages that nobody uses, and which of them a sequence gets.
+//! Free pages, and the choice of the page that a sequence gets.
 
 use std::collections::BTreeSet;
 
-/// Pages that one sequence gets together, if as many are free: attention reads pages that follow each other faster than
-/// scattered ones.
+/// Number of consecutive pages reserved for one sequence, if as many are free: attention reads consecutive pages faster
+/// than scattered ones.
 const RUN: usize = 16;
 
 /// A set of pages.
@@ -17,7 +17,7 @@ pub(super) struct FreePages {
 }
 
 impl FreePages {
-    /// All of `n_pages` pages.
+    /// All of `n_pages` pages, free.
     pub(super) fn all(n_pages: usize) -> Self {
         let mut free =
             Self { pages: BTreeSet::new(), n_free_in_run: vec![0; n_pages.div_ceil(RUN)], runs: BTreeSet::new() };
@@ -39,9 +39,8 @@ impl FreePages {
         }
     }
 
-    /// Removes a page for a sequence whose last page is `last`: the one behind it; if that is not free, the first of [`RUN`]
-    /// free pages, which the sequence can grow into while others take theirs elsewhere; if there is no such run, the first
-    /// free page.
+    /// Removes a page for a sequence whose last page is `last`: the next page; if that is not free, the first page of a
+    /// free run of [`RUN`], into which the sequence can grow; if there is no such run, the first free page.
     pub(super) fn take(&mut self, last: Option<usize>) -> Option<usize> {
         let behind = last.map(|last| last + 1).filter(|page| self.pages.contains(page));
         let page = behind.or_else(|| self.runs.first().map(|run| run * RUN)).or_else(|| self.pages.first().copied())?;

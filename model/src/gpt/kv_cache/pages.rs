@@ -1,4 +1,4 @@
-//! Which pages belong to which sequences, without tensors.
+//! Ownership of pages by sequences, without tensors.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,7 +11,7 @@ use super::{PAGE_SIZE, free_pages::FreePages};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the KV cache has {free} free {}, but {needed} are needed", self.of.name())]
 pub struct OutOfPages {
-    /// What there is too little of.
+    /// Which unit is missing.
     pub of: CacheUnit,
     /// How many the call needed.
     pub needed: usize,
@@ -19,7 +19,7 @@ pub struct OutOfPages {
     pub free: usize,
 }
 
-/// What sequences own in a cache.
+/// A unit of the cache that sequences own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheUnit {
     /// Keys and values of [`PAGE_SIZE`] tokens.
@@ -60,7 +60,7 @@ pub struct PagePool {
 #[derive(Debug)]
 struct Owned {
     pages: Pages,
-    /// The same for states, if the model has recurrent layers: a state is the content of one number too.
+    /// As `pages`, for states, if the model has recurrent layers: each state has a number like a page.
     states: Option<Pages>,
 }
 
@@ -95,17 +95,17 @@ pub struct PageTable {
     pub(super) pool: PagePool,
 }
 
-/// A shared page that one of its owners must write to, and its copy.
+/// A shared page that one of its owners is about to write to, and its copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopiedPage {
     pub(super) from: usize,
     pub(super) to: usize,
 }
 
-/// What a sequence's state becomes in a step: the copy of another state, or of nothing at the start of a text.
+/// The new state of a sequence in a step: a copy of another state, or zeros at the start of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateMove {
-    /// The same as `to` if it is changed in place.
+    /// Equal to `to` if the state is changed in place.
     pub(super) from: Option<usize>,
     pub(super) to: usize,
 }
@@ -166,7 +166,7 @@ impl PagePool {
     /// Checks that all of these tables can grow.
     ///
     /// # Errors
-    /// [`OutOfPages`], with what there is too little of.
+    /// [`OutOfPages`], with the missing unit.
     pub(super) fn require_room(&self, growth: &[(&PageTable, usize)]) -> Result<(), OutOfPages> {
         let (needed, free) = (self.pages_needed(growth.iter().copied()), self.n_free());
         if needed > free {
@@ -234,8 +234,8 @@ impl PageTable {
     }
 
     /// Shares the pages in the prefix cache for `keys`, the keys of a sequence's first pages in order, up to the first
-    /// that is missing; with recurrent layers, up to the last of them behind which a state was kept. The table must be
-    /// empty. Returns the number of tokens that need not be computed.
+    /// that is missing; with recurrent layers, up to the last of these pages after which a state is kept. The table
+    /// must be empty. Returns the number of tokens that need not be computed.
     pub fn share_kept(&mut self, keys: &[PageKey]) -> usize {
         if !self.pages.is_empty() {
             return 0;
@@ -257,8 +257,8 @@ impl PageTable {
         self.len
     }
 
-    /// Adds the state after all tokens, which must fill their last page, to the prefix cache. `key` is that of the last
-    /// page. Does nothing if the key is already there, or the model has no recurrent layers.
+    /// Adds the state after all tokens, which must fill their last page, to the prefix cache. `key` is the key of the
+    /// last page. Does nothing if the key is already there, or the model has no recurrent layers.
     pub fn keep_state(&self, key: PageKey) {
         let mut pool = self.pool.lock();
         if let (Some(states), Some(state)) = (&mut pool.states, self.state)
@@ -268,7 +268,7 @@ impl PageTable {
         }
     }
 
-    /// Removes a state from the prefix cache, such as one before a later one of the same text.
+    /// Removes a state from the prefix cache, such as an earlier state of a text that has a later one.
     pub fn drop_kept_state(&self, key: PageKey) {
         if let Some(states) = &mut self.pool.lock().states {
             states.drop_kept(key);
@@ -286,7 +286,7 @@ impl PageTable {
         }
     }
 
-    /// Forgets what was marked.
+    /// Removes the mark.
     pub fn unmark(&mut self) {
         let mut pool = self.pool.lock();
         if let (Some(states), Some((_, state))) = (&mut pool.states, self.mark.take()) {
@@ -294,12 +294,12 @@ impl PageTable {
         }
     }
 
-    /// Whether nothing else needs the state as it is, so that it can be changed in place.
+    /// Whether the state has no other users, so that it can be changed in place.
     fn owns_state(&self, states: &Pages) -> bool {
         self.state.is_some_and(|state| states.owners[state] == 1 && states.keys[state].is_none())
     }
 
-    /// Makes the state one that nothing else needs.
+    /// Makes sure that the state has no other users.
     pub(super) fn move_state(&mut self) -> Option<StateMove> {
         let mut pool = self.pool.lock();
         let states = pool.states.as_mut()?;
@@ -341,7 +341,7 @@ impl PageTable {
     }
 
     /// Removes the tokens from position `len` on, and releases pages without other contents. With recurrent layers, the
-    /// sequence goes back to the [mark](Self::mark), if it is not behind `len`, and otherwise to its beginning.
+    /// sequence returns to the [mark](Self::mark), if that is not after `len`, otherwise to its beginning.
     pub fn truncate(&mut self, len: usize) {
         if len >= self.len {
             return;
@@ -425,7 +425,7 @@ impl Drop for PageTable {
     }
 }
 
-/// Pages that are removed from the prefix cache at once: one of so many of all pages, and at most [`MAX_EVICTED`].
+/// Fraction of all pages (one in this many) that are removed from the prefix cache at once, at most [`MAX_EVICTED`].
 const EVICTED_SHARE: usize = 64;
 const MAX_EVICTED: usize = 16;
 
@@ -447,7 +447,7 @@ impl Pages {
         self.free.len() + self.unused.len()
     }
 
-    /// Puts a page into the prefix cache, unless it or another page with its contents is there.
+    /// Adds a page to the prefix cache, unless it or another page with its contents is there.
     fn keep(&mut self, page: usize, key: PageKey) {
         if self.keys[page].is_none() && !self.kept.contains_key(&key) {
             self.keys[page] = Some(key);
@@ -456,7 +456,7 @@ impl Pages {
         }
     }
 
-    /// Removes what was kept under `key` from the prefix cache.
+    /// Removes the entry `key` from the prefix cache.
     fn drop_kept(&mut self, key: PageKey) {
         let Some(&page) = self.kept.get(&key) else { return };
         self.forget(page);
@@ -469,8 +469,8 @@ impl Pages {
     /// A page for a sequence whose last page is `last`.
     fn take(&mut self, last: Option<usize>) -> usize {
         if self.free.len() == 0 {
-            // Several at once if there are many pages: those that were released together are mostly neighbours, so a sequence
-            // can get pages that follow each other.
+            // Removes several at once if there are many pages: pages that were released together are mostly neighbours,
+            // so a sequence can get consecutive pages.
             let n_evicted = (self.owners.len() / EVICTED_SHARE).clamp(1, MAX_EVICTED);
             for page in (0..n_evicted).map_while(|_| self.evict()).collect::<Vec<_>>() {
                 self.free.insert(page);

@@ -10,7 +10,7 @@ use crate::{
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Slots},
 };
 
-/// The most places that a sequence has in the cache of a model: those of its source, in whole pages, and those of its text.
+/// Maximum number of slots of a sequence in the cache of a model: its source, in whole pages, and its text.
 pub fn max_places(config: &GptConfig) -> usize {
     config.max_seq_len.saturating_add(config.max_source_len().next_multiple_of(PAGE_SIZE))
 }
@@ -20,9 +20,9 @@ pub fn max_places(config: &GptConfig) -> usize {
 pub(crate) struct StepSources {
     device: Device,
     sequences: Vec<PagedRows>,
-    /// For each sequence the rows of its text, and the places of its source's keys.
+    /// For each sequence, the rows of its text and the slots of its source's keys.
     seen: PagedSequences,
-    /// The lengths of the sources that the step reads, and the places of their tokens.
+    /// The lengths of the sources that the step reads, and the slots of their tokens.
     new_lens: Vec<usize>,
     new_slots: Vec<i32>,
 }
@@ -70,7 +70,8 @@ impl PagedStep<'_> {
         ops::append(keys_and_values, [keys, values], &slots, *heads);
     }
 
-    /// Attention of `queries [n_rows, n_heads * head_dim]` to the keys and values of their sequences' sources in `layer`.
+    /// Cross-attention of `queries [n_rows, n_heads * head_dim]` to the keys and values of their sequences' sources in
+    /// `layer`.
     ///
     /// # Panics
     /// If the sequences have no sources.

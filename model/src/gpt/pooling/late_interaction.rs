@@ -9,33 +9,34 @@ use crate::TokenId;
 /// How a model for late interaction reads texts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LateInteraction {
-    /// What the hidden state of each token goes through. Its vector then has the length 1.
+    /// Layers applied to the hidden state of each token. The result is normalized to length 1.
     pub layers: Arc<[DenseLayer]>,
     /// How it reads queries.
     pub query: LateText,
     /// How it reads documents.
     pub document: LateText,
-    /// What fills short queries up.
+    /// Padding of short queries.
     pub expansion: Option<QueryExpansion>,
-    /// Tokens of documents that have no vector, such as those of punctuation.
+    /// Tokens of documents that get no vector, such as punctuation.
     pub skipped: BTreeSet<TokenId>,
 }
 
 /// How a model for late interaction reads texts of a kind.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LateText {
-    /// A token behind the first one, which says of which kind the text is.
+    /// A token after the first one that marks the text as a query or a document.
     pub mark: Option<TokenId>,
-    /// What comes before the text.
+    /// The prompt before the text.
     pub prompt: String,
-    /// Most tokens of a text, with those that are added; what is longer is cut at its end.
+    /// Maximum number of tokens of a text, including the added ones; longer texts are cut at the end.
     pub max_tokens: Option<usize>,
 }
 
-/// Tokens behind a query, up to a length, which stand for what it does not say ([ColBERT](https://arxiv.org/abs/2004.12832), 3.2).
+/// Query expansion: padding tokens after a query, up to a length, whose vectors also count
+/// ([ColBERT](https://arxiv.org/abs/2004.12832), 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueryExpansion {
-    /// The token, usually that for masked ones.
+    /// The padding token, usually the mask token.
     pub token: TokenId,
     /// Tokens of a query with them. Queries are cut to it, too, unless `is_least`.
     pub length: usize,
@@ -45,8 +46,8 @@ pub struct QueryExpansion {
     pub is_seen: bool,
 }
 
-/// The sum of the largest products of each vector of the query with vectors of the document. Both are rows of `width` numbers; 0 if
-/// either has no row.
+/// MaxSim: the sum over the query's vectors of the largest dot product with a vector of the document. Both are rows of
+/// `width` numbers; 0 if either has no row.
 pub fn max_sim(query: &[f32], document: &[f32], width: usize) -> f32 {
     if width == 0 || document.is_empty() {
         return 0.0;

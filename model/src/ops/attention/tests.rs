@@ -43,7 +43,7 @@ fn attention_of_one_query_matches_hand_computation() {
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
 }
 
-/// The same with a sink, whose score of 3 takes 0.422 of the weight.
+/// A sink with a score of 3 takes 0.422 of the weight.
 #[test]
 fn attention_with_a_sink_matches_hand_computation() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
@@ -83,7 +83,7 @@ fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usi
     (output.into_data().try_into_vec().unwrap(), values(probs))
 }
 
-/// The same, by the definition: one row and one head at a time, in f64.
+/// The same attention by its definition: one row and one head at a time, in f64.
 fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) -> Vec<f32> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let n_rows = k.len() / (n_kv_heads * head_dim);
@@ -208,8 +208,9 @@ fn attention_weights_are_causal_and_sum_to_one() {
     }
 }
 
-/// The slide "Cross-attention: attention scores" of the first lecture (`000`): rows are the words of "j'ai déjà pris le petit déjeuner",
-/// columns those of "I ate breakfast already". Two of its rows add up to 1.1, and are divided by that here.
+/// The slide "Cross-attention: attention scores" of the first lecture (`000`): rows are the words of "j'ai déjà pris le
+/// petit déjeuner", columns are the words of "I ate breakfast already". Two of its rows add up to 1.1, and are divided
+/// by that here.
 #[test]
 fn cross_attention_of_the_slide_on_attention_scores_mixes_source_words_for_each_target_word() {
     let slide = [
@@ -220,7 +221,7 @@ fn cross_attention_of_the_slide_on_attention_scores_mixes_source_words_for_each_
         [0.0, 0.1, 0.9, 0.0],
         [0.0, 0.1, 0.9, 0.0],
     ];
-    // Keys and values of a source of another length that tell the words apart, and a row of padding.
+    // Source keys and values that differ by word and have another length, and a row of padding.
     let source =
         rows([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0], [9.0; 4]]);
     let queries = rows(slide.map(|row: [f32; 4]| row.map(|share| share.max(1e-30).ln())));

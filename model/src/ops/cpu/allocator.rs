@@ -12,8 +12,8 @@ const N_ARENAS: i32 = 2;
 /// Bytes of the largest tensor whose memory the allocator can keep when it is freed.
 pub const MAX_KEPT_BYTES: usize = 32 << 20;
 
-/// Limits the allocator's arenas, if it has arenas. Call it before threads are started: those that have an arena keep
-/// it.
+/// Limits the number of the allocator's arenas, if it has arenas. Call it before starting threads: a thread that has an
+/// arena keeps it.
 pub fn limit_arenas() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -32,10 +32,11 @@ type MlpMemory<'a> = Sublayer<NormMemory, FeedForward<NormMemory, LinearMemory<'
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Scratch {
     normed: Vec<f32>,
-    /// Queries, keys and values; later gates and what they gate, unless the product stores gated values itself.
+    /// Queries, keys and values; later the gate and up projections of the MLP, unless the product stores gated values
+    /// itself.
     wide: Vec<f32>,
     attn_out: Vec<f32>,
-    /// What the MLP computes before its last matrix, or what the experts compute.
+    /// Activations of the MLP before its down projection, or the outputs of the experts.
     inner: Vec<f32>,
     experts: ExpertScratch,
     beside: BesideScratch,
@@ -43,7 +44,7 @@ pub(in crate::ops) struct Scratch {
     update: Vec<f32>,
 }
 
-/// Buffers of experts beside an MLP.
+/// Buffers of experts that run beside an MLP.
 #[derive(Debug, Default)]
 struct BesideScratch {
     router_input: Vec<f32>,
@@ -51,7 +52,7 @@ struct BesideScratch {
     of_experts: Vec<f32>,
 }
 
-/// Sequences with the keys of their sources, and how scores are computed.
+/// For cross-attention: sequences with the keys of their sources, and its options.
 type Sources<'a> = (&'a [PagedRows], &'a AttentionOptions);
 
 /// Runs a block on `x [n_rows, d_model]`, in place.
@@ -66,7 +67,7 @@ pub(in crate::ops) fn block<E: PagedElement>(
     run_block(&mut InPlace { x, norm_after_add, residual_multiplier, paged, sources, scratch }, block, ());
 }
 
-/// The residual stream of a block in place, and what is between it and the sublayers in scratch memory.
+/// The residual stream of a block in place, with scratch memory for everything between the stream and the sublayers.
 struct InPlace<'a, E> {
     /// `[n_rows, d_model]`.
     x: &'a mut [f32],
@@ -207,7 +208,7 @@ fn attend_heads<E: PagedElement>(
     attention_paged_into(qkv, width, [&**keys, &**pool_of_values], how, attn_out);
 }
 
-/// Makes room for values behind the keys of each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
+/// Makes room for values after the keys in each row of `qk [n_rows, q_width + kv_width]`, and copies the keys there.
 fn keys_as_values(qk: &mut Vec<f32>, [q_width, kv_width]: [usize; 2]) {
     let (narrow, wide) = (q_width + kv_width, q_width + 2 * kv_width);
     let n_rows = qk.len() / narrow;

@@ -20,7 +20,7 @@ use crate::{
     ops::types::{Mlp, RoutedExperts, Routing, SharedExpert},
 };
 
-/// Added to the sum of weights before dividing by it, for rows whose scores are all 0; DeepSeek's.
+/// Added to the sum of weights before dividing by it, as DeepSeek does, for rows whose scores are all 0.
 pub(in crate::ops) const LEAST_SUM: f32 = 1e-20;
 
 /// A small matrix that decides, in memory.
@@ -62,17 +62,17 @@ pub(in crate::ops) struct ExpertScratch {
     gathered: Vec<f32>,
     wide: Vec<f32>,
     inner: Vec<f32>,
-    /// What each expert makes of its rows.
+    /// Output of each choice, expert by expert.
     outputs: Vec<f32>,
     shared: Vec<f32>,
     gates: Vec<f32>,
-    /// What the chosen experts read, and the sum of what they write, if it is not as wide as the rows.
+    /// Inputs of the chosen experts and their weighted sum, if experts work in a latent dimension.
     latent: Vec<f32>,
     summed: Vec<f32>,
 }
 
-/// Writes what the experts make of the rows of `x [n_rows, d_model]`, which the router reads in the form `router_input`, to
-/// `output`; all have the same shape.
+/// Writes the combined output of the experts for the rows of `x [n_rows, d_model]` to `output`. The router reads the
+/// rows in the form `router_input`. All three have the same shape.
 pub(in crate::ops) fn experts(
     [router_input, x]: [&[f32]; 2],
     experts: &Experts<'_>,
@@ -212,13 +212,13 @@ fn weigh(scores: &[f32], n_experts: usize, chosen: &[usize], routing: &Routing, 
     }
 }
 
-/// The choices of all rows, expert by expert. Choice `n` is of row `n / n_active`.
+/// The choices of all rows, grouped by expert. Choice `n` belongs to row `n / n_active`.
 struct ByExpert {
-    /// In this order; those of one expert ascend.
+    /// Choices in this order; within an expert they ascend.
     choices: Vec<usize>,
     /// The place of each choice in that order.
     places: Vec<usize>,
-    /// Where each expert's choices begin, and at last where they end.
+    /// Where each expert's choices begin, and the end of the last.
     starts: Vec<usize>,
 }
 
@@ -243,7 +243,7 @@ impl ByExpert {
     }
 }
 
-/// A matrix of an expert, and the places of its rows.
+/// A matrix of an expert, and its range of places in [`ByExpert`]'s order.
 type Of<'m, 'a> = (&'m LinearMemory<'a>, Range<usize>);
 
 /// One matrix of each expert that has rows.
@@ -256,7 +256,7 @@ fn matrices<'m, 'a>(
     all.filter(|(_, places)| !places.is_empty()).collect()
 }
 
-/// Writes what comes before the experts' last matrices to `inner`, `[n_choices, d_ff]`.
+/// Writes the experts' activations before their down projections to `inner`, `[n_choices, d_ff]`.
 fn hidden(
     gathered: &[f32],
     experts: &[Mlp<LinearMemory<'_>>],

@@ -1,7 +1,8 @@
 //! Matrices of 8-bit floats (E4M3), with a scale for each block of rows and inputs, for each row, or for all.
 //!
-//! The inputs of a block are multiplied by its scale before they meet the weights, which is exact for as many weights as a
-//! block has rows; a row's or the matrix's scale multiplies the sums. So a product reads one byte a weight.
+//! The inputs of a block are multiplied by its scale before they meet the weights, which is exact and done once for all
+//! rows of a block; the scale of a row or of the whole matrix multiplies the sums. So a product reads one byte per
+//! weight.
 
 use std::{array, cell::RefCell, fmt};
 
@@ -22,7 +23,7 @@ use crate::ops::{
 #[repr(C, align(32))]
 pub(super) struct Fp8Line([u8; PANEL]);
 
-/// What makes a float whose bits are a weight's, moved to the places of f32, that weight.
+/// Corrects the exponent bias: an f32 made of an E4M3 weight's bits, shifted into place, times this is the weight.
 const BIAS: f32 = f32::from_bits((127 + 120) << 23);
 
 impl PanelLine for Fp8Line {

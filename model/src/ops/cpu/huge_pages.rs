@@ -18,8 +18,8 @@ use rayon::prelude::*;
 use super::allocator::MAX_KEPT_BYTES;
 
 const HUGE_PAGE: usize = 1 << 21;
-/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk has a memory
-/// map of its own.
+/// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half a chunk gets a
+/// separate memory map.
 const CHUNK: usize = 1 << 28;
 /// Values that a thread writes at a time.
 const PART: usize = 1 << 14;
@@ -32,7 +32,7 @@ pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<
     prefer(places.as_mut_ptr().cast(), size_of_val(places));
     places.par_chunks_mut(PART).for_each(|part| part.fill(MaybeUninit::new(T::default())));
     #[expect(unsafe_code, reason = "memory from the system")]
-    // SAFETY: as many values as there is room for are written now.
+    // SAFETY: there is room for exactly the values that are written now.
     unsafe {
         values.set_len(len);
     }
@@ -100,7 +100,7 @@ impl<T> Deref for Stored<T> {
 
     fn deref(&self) -> &[T] {
         #[expect(unsafe_code, reason = "memory from the system")]
-        // SAFETY: `new` wrote these values, nobody writes to them again, and the map lives as long as this does.
+        // SAFETY: `new` wrote these values, nothing writes to them again, and the map lives as long as `self`.
         unsafe {
             slice::from_raw_parts(self.start, self.len)
         }
@@ -114,7 +114,7 @@ impl<T> fmt::Debug for Stored<T> {
 }
 
 #[expect(unsafe_code, reason = "memory from the system")]
-// SAFETY: owns values that nobody changes, like a boxed slice.
+// SAFETY: owns values that are never changed, like a boxed slice.
 unsafe impl<T: Send + Sync> Send for Stored<T> {}
 
 #[expect(unsafe_code, reason = "memory from the system")]

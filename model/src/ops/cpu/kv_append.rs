@@ -17,7 +17,7 @@ const LANES: usize = PAGE_SIZE;
 const PARALLEL_WORK: usize = 1 << 13;
 /// Rows in a piece of work, at least.
 const PIECE_ROWS: usize = 4;
-/// Pieces of work per thread, at most: a descheduled thread then does not delay the others.
+/// Maximum pieces of work per thread: with several, a descheduled thread does not delay the others.
 const PIECES_PER_THREAD: usize = 4;
 
 /// The pools of a step, its rows' slots in them, and how the rows attend.
@@ -29,7 +29,7 @@ pub(in crate::ops) struct PagedValues<'a, E> {
     pub(in crate::ops) options: &'a AttentionOptions,
     /// Cosines and sines.
     pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
-    /// What each row's queries are multiplied by.
+    /// Factor of each row's queries.
     pub(in crate::ops) query_factors: Option<&'a [f32]>,
 }
 
@@ -57,7 +57,7 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
     }
 }
 
-/// Copies whole pages, given by all of their slots, `from` and `to`.
+/// Copies whole pages. `from` and `to` list every slot of these pages.
 pub(in crate::ops) fn copy_pages<E: KvElement>(pool: &mut [E], [from, to]: [&[i32]; 2], heads: [usize; 2]) {
     let layout = PoolLayout::of(pool, heads);
     for (from, to) in from.iter().zip(to).step_by(PAGE_SIZE) {
@@ -85,7 +85,7 @@ impl<'a, E: KvElement> SharedPool<'a, E> {
 /// No other thread reads or stores the key at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn append_key<E: KvElement>(pool: &SharedPool<'_, E>, row: &[f32], slot: i32) {
-    // SAFETY: the caller's; a head has a place for each of its dimensions and tokens.
+    // SAFETY: guaranteed by the caller; a head has a place for each of its dimensions and tokens.
     unsafe { append_to_block(pool, row, slot, |_, dim, token| E::key_place(dim, token)) };
 }
 
@@ -100,7 +100,7 @@ unsafe fn append_value<E: KvElement>(pool: &SharedPool<'_, E>, row: &[f32], slot
         return unsafe { append_to_block(pool, row, slot, PoolLayout::value_place) };
     }
     for (kv_head, values) in row.chunks_exact(pool.head_dim).enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         E::store(values, 1.0, unsafe { pool.elements.part(pool.layout.value(slot as usize, kv_head)) });
     }
 }
@@ -126,13 +126,13 @@ unsafe fn append_to_block<E: KvElement>(
             let stored = &mut stored[..values.len()];
             E::store(values, scale, stored);
             for (dim, value) in stored.iter().enumerate() {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe {
                     block.add(place(*layout, first * LANES + dim, token)).write(*value);
                 }
             }
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             write_scale(pool, layout.scales(page, kv_head), token, scale);
         }
@@ -142,7 +142,7 @@ unsafe fn append_to_block<E: KvElement>(
 /// Stores a token's scale among `scales`, the scales of its page and head.
 ///
 /// # Safety
-/// No other thread reads or stores that token's meanwhile.
+/// No other thread reads or writes that token's scale meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize>, token: usize, scale: f32) {
     let first = scales.start + token * E::SCALE_LEN;
@@ -152,7 +152,7 @@ unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize
 }
 
 /// Everything between the projection to `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
-/// queries and keys, and of values, multipliers of queries and rotation, if there are any, and storing keys and values in the
+/// queries and keys, and of values, factors of queries and rotation (each optional), and storing keys and values in the
 /// pools. Without `has_keys`, there are only queries, `[n_rows, n_heads * head_dim]`, and nothing is stored.
 pub(super) fn norm_rope_append<E: KvElement>(
     qkv: &mut [f32],

@@ -1,4 +1,4 @@
-//! Elements of the KV cache: f32, f16, and whole numbers of 8 bits.
+//! Elements of the KV cache: f32, f16, and 8-bit integers.
 
 use burn::backend::flex::FlexTensor;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
@@ -12,13 +12,13 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// The elements of a contiguous tensor of this type.
     fn stored(tensor: &FlexTensor) -> &[Self];
 
-    /// The same, mutable; copied first if another tensor shares them.
+    /// As [`stored`](Self::stored), mutable; copied first if another tensor shares the memory.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
 
     /// A head is stored with `head_dim` rounded up to a multiple of this; the padding is 0.
     const DIM_UNIT: usize = 1;
 
-    /// Elements that hold the scale of a token's head; none where numbers are stored as they are.
+    /// Elements per token and head that hold its scale; 0 if the dtype has no scales.
     const SCALE_LEN: usize = 0;
 
     /// The scale of a head with these `values`: stored elements are multiplied by it when they are read.
@@ -36,7 +36,7 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// Rounds `values` to the nearest elements of this scale, and out-of-range values to the largest; lengths must match.
     fn store(values: &[f32], scale: f32, places: &mut [Self]);
 
-    /// Where a dimension of a token's key is among the keys of its page and head.
+    /// The index of a dimension of a token's key within its page and head.
     fn key_place(dim: usize, token: usize) -> usize {
         dim * PAGE_SIZE + token
     }
@@ -50,7 +50,7 @@ pub(in crate::ops) trait FloatElement: KvElement {
     /// Loads 16 elements as f32.
     ///
     /// # Safety
-    /// `numbers` points to 16 of them.
+    /// `numbers` points to 16 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
@@ -58,12 +58,12 @@ pub(in crate::ops) trait FloatElement: KvElement {
     /// Loads 8 elements as f32.
     ///
     /// # Safety
-    /// `numbers` points to 8 of them.
+    /// `numbers` points to 8 elements.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256;
 
-    /// Loads those of 16 elements that are in the mask as f32, and zeros for the others.
+    /// Loads up to 16 elements as f32: those in the mask, and 0 for the others.
     ///
     /// # Safety
     /// `numbers` points to the elements in the mask.
@@ -207,7 +207,7 @@ pub(super) fn scale_of_largest(largest: f32) -> f32 {
 }
 
 impl KvElement for i8 {
-    // What one instruction of the narrowest registers multiplies.
+    // The number of dimensions that one instruction multiplies on the narrowest registers.
     const DIM_UNIT: usize = 16;
     // The bytes of an f32.
     const SCALE_LEN: usize = size_of::<f32>();
@@ -221,7 +221,7 @@ impl KvElement for i8 {
     }
 
     fn scale_of(values: &[f32]) -> f32 {
-        // As whole numbers, the bits of magnitudes have their order, and those of NaN are above all others.
+        // As integers, the bits of magnitudes keep their order, and NaN is above all others.
         scale_of_largest(values.iter().map(|value| value.abs().to_bits()).max().map_or(0.0, f32::from_bits))
     }
 
@@ -264,7 +264,7 @@ unsafe fn store_avx512(values: &[f32], places: &mut [f16]) {
     }
 }
 
-/// The same, 8 at a time.
+/// Stores eight values at a time.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma,f16c")]

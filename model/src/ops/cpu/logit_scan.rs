@@ -1,7 +1,7 @@
 //! Passes over a whole row of logits on the host, for sampling. A vocabulary has 50,000 tokens and more, and every
 //! sequence of a step has such a row.
 //!
-//! The results are the same bits on every machine, since what a seed draws depends on them.
+//! The results are the same bits on every machine, since the tokens drawn with a seed depend on them.
 
 use super::{
     for_each_isa,

@@ -13,7 +13,7 @@ pub(super) fn sum<T: Copy + Default + AddAssign + Sum>(values: &[f32], f: impl F
     sum_of_pairs(values, values, |value, _| f(value))
 }
 
-/// The same over pairs of values, from two slices of one length.
+/// As [`sum`], over pairs of values from two slices of equal length.
 #[inline(always)]
 pub(super) fn sum_of_pairs<T: Copy + Default + AddAssign + Sum>(
     one: &[f32],
@@ -63,7 +63,7 @@ fn larger(value: f32, other: f32) -> f32 {
 pub(super) fn exp<const FUSED: bool>(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number.
+    // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.7);
     let rounded = multiply_add::<FUSED>(clamped, std::f32::consts::LOG2_E, ROUND);

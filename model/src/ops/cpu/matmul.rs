@@ -16,12 +16,12 @@ use crate::config::Activation;
 
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Bytes of weights in a piece of work, at least: claiming a piece then costs little beside it.
+/// Minimum bytes of weights in a piece of work: claiming a piece costs little in comparison.
 const PIECE_BYTES: usize = 1 << 14;
 /// Pieces of work per thread, at most: if a thread is descheduled, the others take the pieces that it has not begun.
 const PIECES_PER_THREAD: usize = 8;
 
-/// What is done with the products.
+/// How a kernel stores its products.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Store {
     /// Store them in the output.
@@ -45,7 +45,7 @@ pub(super) fn has_gated(weight: &Panels) -> bool {
     weight.d_out.is_multiple_of(2 * PANEL)
 }
 
-/// [`linear`] into `output`, as `store` says.
+/// [`linear`] into `output`, stored by `store`.
 pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, store: Store, output: &mut [f32]) {
     let &Panels { d_out, d_in, .. } = weight;
     let n_rows = x.len() / d_in;
@@ -64,15 +64,15 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     thread_pool::parallel_columns(pieces, output, width, |panels, columns| product.compute(panels, columns));
 }
 
-/// Rows that are multiplied by a matrix of their own.
+/// Rows that are multiplied by the same matrix.
 pub(super) struct Group<'a> {
     pub(super) rows: Range<usize>,
     pub(super) weight: &'a Panels,
     pub(super) bias: Option<&'a [f32]>,
 }
 
-/// [`linear_into`] for groups of rows that follow each other, with matrices of one shape; threads divide the panels of all.
-/// Rows outside of all groups keep what they have.
+/// [`linear_into`] for consecutive groups of rows, each with its own matrix of the same shape; threads divide the
+/// panels of all matrices. Rows outside all groups are unchanged.
 pub(super) fn grouped_linear_into(x: &[f32], groups: &[Group<'_>], store: Store, output: &mut [f32]) {
     let Some(first) = groups.first() else { return };
     let ([_, d_in], width) = (first.weight.dims(), store.width(first.weight));

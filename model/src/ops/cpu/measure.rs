@@ -82,7 +82,7 @@ pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
     rate(CHAINS * 4, chains::<PORTABLE_IS_FUSED, 4>)
 }
 
-/// `n_products` times the number of turns per second of all threads; `piece` does [`TURNS`].
+/// Products per second of all threads: `piece` does [`TURNS`] times `n_products` of them.
 fn rate(n_products: usize, piece: impl Fn() + Sync) -> f64 {
     let n_pieces = 4 * thread_pool::n_threads();
     let best = fastest_pass(|| thread_pool::parallel_for(n_pieces, |_| piece()));
@@ -141,8 +141,8 @@ intrinsic_chains! {
         from _mm512_set1_ps(0.0),
         |sum| _mm512_fmadd_ps(sum, factor, term);
 
-    /// As 8-bit numbers are multiplied with AVX2: sums of two products, widened and added. Multiplied with the sum, so that
-    /// the products are not computed once for all turns.
+    /// Multiplies 8-bit numbers as the AVX2 kernel does: sums of two products, widened and added. One factor is the sum
+    /// itself, so that the compiler cannot compute the products once for all turns.
     avx2_pairs, "avx2":
         (weights, ones) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi16(black_box(1))),
         from _mm256_set1_epi32(0),

@@ -1,4 +1,4 @@
-//! Matrices with their biases and updates, and MLPs made of them, in place.
+//! Linear layers with bias and low-rank updates, and MLPs, in place.
 
 use burn::tensor::Tensor;
 

@@ -1,10 +1,10 @@
 //! Bodies for the CPU, on the memory of Flex tensors.
 //!
-//! They run for tensors on the plain CPU device (no gradients recorded): serving, evaluation, samples. Those in
+//! They run for tensors on the plain CPU device (no gradients recorded): serving, evaluation, samples. The bodies in
 //! `training` also run when gradients are recorded. Two rules hold for all bodies without gradients.
 //!
-//! - **A row's result does not depend on the other rows.** Every sum has one order, that of the inner dimension or of
-//!   the key positions, for any number of rows.
+//! - **A row's result does not depend on the other rows.** Every sum has one order, along the inner dimension or the
+//!   key positions, for any number of rows.
 //! - **One source for all instruction sets** where it is fast enough: the same code is compiled for AVX-512, for AVX2
 //!   with FMA and for what every machine has, and selected at run time. Products, attention and the quantization of
 //!   inputs have separate bodies for AVX-512, AVX2 and AVX-VNNI, and products of 8-bit numbers have some for ARM; all

@@ -44,7 +44,7 @@ impl Panels {
         Self::of(rows.dims(), dtype, values)
     }
 
-    /// A matrix in f32 whose values are stored as `dtype`, to which they are rounded.
+    /// A matrix whose dtype is f32, with its values rounded to and stored as `dtype`.
     #[cfg(test)]
     pub(super) fn f32_held_as(values: &[f32], dims: [usize; 2], dtype: Dtype) -> Self {
         Self::of(dims, Dtype::F32, float_panels(&MatrixRows::of(values, dims), dtype))
@@ -90,7 +90,7 @@ impl Panels {
         [self.d_out, self.d_in]
     }
 
-    /// The dtype that was asked for. If the matrix has parts of several kinds, the dtype of most rows.
+    /// The requested dtype. If the matrix has parts of several dtypes, the dtype of most rows.
     pub(in crate::ops) fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -114,8 +114,8 @@ impl Panels {
         self.values.row(row)
     }
 
-    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on; those
-    /// behind the last row of the matrix are 0.
+    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on;
+    /// values after the last row of the matrix are 0.
     pub(super) fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]) {
         self.values.widen(panel, first, lines);
     }

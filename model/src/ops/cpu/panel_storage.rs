@@ -1,4 +1,4 @@
-//! The values of all panels of a matrix in one form, and the product with them.
+//! The values of all panels of a matrix in one format, and the product with them.
 
 use std::{array, fmt};
 

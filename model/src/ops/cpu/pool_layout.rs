@@ -1,17 +1,17 @@
-//! Where numbers are in the pools of the KV cache on the CPU.
+//! The layout of the KV cache's pools on the CPU.
 
 use std::ops::Range;
 
 use super::{KvElement, kv_element::FOUR};
 use crate::ops::PAGE_SIZE;
 
-/// A layer's pool of keys, or of values: `[n_kv_heads, n_pages]` blocks. What attention reads of a text for one head is one run
-/// of memory as long as the text's pages follow each other: memory delivers a run several times as fast as pieces with gaps.
-/// All ranges are in elements of the pool.
+/// A layer's pool of keys, or of values: `[n_kv_heads, n_pages]` blocks. For one head, consecutive pages of a sequence
+/// are contiguous: memory delivers a contiguous range several times as fast as pieces with gaps. All ranges are in
+/// elements of the pool.
 ///
-/// A block has the keys or values of a page's 16 tokens and one head, and behind them their scales if its dtype has scales. Keys
-/// are `[head_dim, 16 tokens]`, and values `[16 tokens, head_dim]`. In 8 bits, four numbers that are multiplied at a time are
-/// side by side: keys are `[head_dim / 4, 16 tokens, 4 dims]` and values `[4, head_dim, 4 tokens]`.
+/// A block has the keys or values of a page's 16 tokens and one head, followed by their scales if its dtype has scales.
+/// Keys are `[head_dim, 16 tokens]`, and values `[16 tokens, head_dim]`. In 8 bits, four numbers that are multiplied at
+/// a time are side by side: keys are `[head_dim / 4, 16 tokens, 4 dims]` and values `[4, head_dim, 4 tokens]`.
 #[derive(Clone, Copy)]
 pub(super) struct PoolLayout {
     n_kv_heads: usize,
@@ -21,7 +21,8 @@ pub(super) struct PoolLayout {
     scale_len: usize,
 }
 
-/// Bytes of a token in a pool of 8-bit numbers: an even number, since the tensor of such a pool has elements of 2 bytes.
+/// Bytes per token in a pool of 8-bit numbers, rounded up to an even number, since the tensor of such a pool has
+/// elements of 2 bytes.
 pub(in crate::ops) fn q8_row_len(heads: [usize; 2]) -> usize {
     pool_len::<i8>(1, heads) / PAGE_SIZE
 }
@@ -32,7 +33,7 @@ pub(super) fn pool_len<E: KvElement>(n_pages: usize, [n_kv_heads, head_dim]: [us
 }
 
 impl PoolLayout {
-    /// That of `pool`, for `heads`, `[n_kv_heads, head_dim]`.
+    /// The layout of `pool` for `heads`, `[n_kv_heads, head_dim]`.
     pub(super) fn of<E: KvElement>(pool: &[E], heads: [usize; 2]) -> Self {
         let [n_kv_heads, head_dim] = heads;
         let n_pages = pool.len() / pool_len::<E>(1, heads).max(1);
@@ -59,7 +60,7 @@ impl PoolLayout {
         start..start + self.head_dim
     }
 
-    /// Where a dimension of a token's value is in a [`block`](Self::block) of 8-bit numbers.
+    /// The index of a dimension of a token's value in a [`block`](Self::block) of 8-bit numbers.
     #[inline(always)]
     pub(super) fn value_place(self, dim: usize, token: usize) -> usize {
         (token / FOUR * self.head_dim + dim) * FOUR + token % FOUR

@@ -21,20 +21,20 @@ pub(super) fn prefetch<T>(address: *const T) {
     let _ = address;
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
-    // SAFETY: reads nothing, and an address that is not ours is ignored.
+    // SAFETY: a prefetch reads nothing, and ignores invalid addresses.
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
 }
 
-/// The same into L2.
+/// As [`prefetch`], into L2.
 #[inline(always)]
 pub(super) fn prefetch_l2<T>(address: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = address;
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
-    // SAFETY: reads nothing, and an address that is not ours is ignored.
+    // SAFETY: a prefetch reads nothing, and ignores invalid addresses.
     unsafe {
         _mm_prefetch::<_MM_HINT_T1>(address.cast());
     }
@@ -83,7 +83,7 @@ impl ReadRange {
     }
 }
 
-/// Which range was read after which in the last pass.
+/// The order in which ranges were read in the last pass.
 #[derive(Debug)]
 pub(super) struct ReadOrder {
     last: ReadRange,
@@ -96,7 +96,7 @@ impl ReadOrder {
         Self { last: ReadRange::default(), next: vec![[ReadRange::default(); 2]; N_ENTRIES].into() }
     }
 
-    /// Records that `now` is read, and returns what was read after it in the last pass, if known.
+    /// Records that `now` is read, and returns the range that was read after it in the last pass, if known.
     pub(super) fn after(&mut self, now: ReadRange) -> Option<ReadRange> {
         let place = place(self.last);
         self.next[place] = [self.last, now];

@@ -1,6 +1,6 @@
-//! The quantized formats of the CPU, but for integers with zero points (`group_formats.rs`) and
-//! 8-bit floats (`fp8_panels.rs`). This file has everything about a format's layout in memory: the type of its
-//! blocks, and its entries in [`quantize`] and [`pack_small`], or for those that only files have in [`pack`].
+//! The quantized formats of the CPU, but for integers with zero points (`group_formats.rs`) and 8-bit floats
+//! (`fp8_panels.rs`). This file has everything about a format's layout in memory: the type of its blocks, and its
+//! entries in [`quantize`] and [`pack_small`], or in [`pack`] for formats that occur only in files.
 
 use std::array;
 

@@ -45,7 +45,7 @@ fn inverse(scale: f32) -> f32 {
     if scale == 0.0 { 0.0 } else { 1.0 / scale }
 }
 
-/// The nearest whole number of a small value. Adding 1.5 * 2^23 rounds without a call, so the compiler vectorises it.
+/// The nearest integer of a small value. Adding 1.5 * 2^23 rounds without a call, so the compiler vectorises it.
 #[inline(always)]
 fn whole(value: f32) -> f32 {
     (value + ROUND) - ROUND
@@ -199,7 +199,7 @@ mod tests {
             for block in [nearest_q8(&weights), nearest_around_zero(&weights, 8), nearest_above_minimum(&weights, 15)] {
                 let errors = block.weights().into_iter().zip(weights).map(|(found, weight)| (found - weight).abs());
                 let most = errors.fold(0.0, |most: f32, error| if error.is_nan() { error } else { most.max(error) });
-                // Half a step of 4 bits, plus what is below the resolution of f16.
+                // Half a step of 4 bits, plus the rounding error of f16.
                 assert!(most <= largest / 12.0 + 1e-7, "case {number}: {most}");
             }
         }

@@ -80,7 +80,7 @@ fn round_rows(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut 
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, correction) });
 }
 
@@ -88,7 +88,7 @@ unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection,
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn round_rows_avx2(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx2(x, correction) });
 }
 
@@ -116,13 +116,13 @@ fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl F
 pub(super) enum InputCorrection {
     /// Minus the sum of the block times this offset, with which the weights are stored.
     Offset(i32),
-    /// The same for each half of the block.
+    /// As [`Offset`](Self::Offset), for each half of the block.
     HalfOffsets(i32),
     /// The sum of the quantized values times the scale, which multiplies the weights' minimum.
     Sum,
-    /// The same for each half of the block.
+    /// As [`Sum`](Self::Sum), for each half of the block.
     HalfSums,
-    /// Both minus the sum times this offset, and the sum times the scale.
+    /// Both [`Offset`](Self::Offset) with this offset and [`Sum`](Self::Sum).
     OffsetAndSum(i32),
 }
 
@@ -139,7 +139,8 @@ pub(super) struct RoundedBlock {
 impl RoundedBlock {
     #[inline(always)]
     fn new(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
-        // Bits of numbers without a sign compare as the numbers do, and those of NaN are the largest: it must not be rounded to 0.
+        // Bits of numbers without a sign compare as the numbers do, and NaN compares as the largest: it must not be
+        // rounded to 0.
         let largest = f32::from_bits(block.iter().fold(0, |most, value| most.max(value.abs().to_bits())));
         let (scale, inverse) = Self::scale(largest);
         // The low byte of the sum is the rounded number, without a conversion instruction.

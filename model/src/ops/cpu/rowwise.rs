@@ -53,7 +53,7 @@ pub(super) fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mu
     }
 }
 
-/// The same into a new slice of `len` values.
+/// As [`for_rows`], into a new slice of `len` values.
 fn new_rows(len: usize, width: usize, run: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     if len < PARALLEL_WORK {
         let mut output = vec![0.0; len];
@@ -73,7 +73,7 @@ pub(in crate::ops) fn norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, opti
     })
 }
 
-/// The same into `output`.
+/// As [`norm`], into `output`.
 pub(super) fn norm_into(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions, output: &mut [f32]) {
     let width = weight.len();
     for_rows(output, width, |row, output| {
@@ -82,7 +82,7 @@ pub(super) fn norm_into(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options
     });
 }
 
-/// The same in place.
+/// As [`norm`], in place.
 pub(super) fn norm_in_place(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) {
     for_rows(x, weight.len(), |_, row| norm_row(row, weight, bias, options));
 }
@@ -99,7 +99,7 @@ pub(in crate::ops) fn qk_norm(
     for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| qk_norm_row(row, norms, span, options));
 }
 
-/// The same of one row.
+/// As [`qk_norm`], for one row.
 pub(super) fn qk_norm_row(row: &mut [f32], norms: &[NormValues<'_>; 2], span: QkNormSpan, options: &AttentionOptions) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let (queries, rest) = row.split_at_mut(n_heads * head_dim);
@@ -133,7 +133,7 @@ pub(super) fn multiply_each(x: &mut [f32], factors: &[f32]) {
     });
 }
 
-/// Normalizes each head of a row by itself.
+/// Normalizes each head of a row separately.
 pub(super) fn norm_heads(row: &mut [f32], norm: &NormValues<'_>) {
     row.chunks_exact_mut(norm.weight.len()).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
 }
@@ -157,8 +157,8 @@ fn norm_row_body<const FUSED: bool>(row: &mut [f32], weight: &[f32], bias: Optio
     }
 }
 
-/// [`rope`](crate::ops::rope) of rows of `row_width` values, of which the first `width` are heads of `head_dim`, in place;
-/// `cos` and `sin` are `[n_rows, half]`.
+/// [`rope`](crate::ops::rope), in place, of the first `width` values of rows of `row_width`, which are heads of
+/// `head_dim`; `cos` and `sin` are `[n_rows, half]`.
 pub(in crate::ops) fn rope(x: &mut [f32], [row_width, width, head_dim]: [usize; 3], cos: &[f32], sin: &[f32]) {
     let half = cos.len() * row_width / x.len().max(1);
     for_rows(x, row_width, |row, values| {
@@ -185,7 +185,7 @@ pub(in crate::ops) fn gated(gate_up: &[f32], d_ff: usize, kind: Activation) -> V
     new_rows(gate_up.len() / 2, d_ff, |row, output| gated_row(gate_up, row, kind, output))
 }
 
-/// The same into `output`.
+/// As [`gated`], into `output`.
 pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output: &mut [f32]) {
     for_rows(output, d_ff, |row, output| gated_row(gate_up, row, kind, output));
 }
@@ -242,7 +242,7 @@ pub(in crate::ops) struct XieluNumbers {
 }
 
 impl XieluNumbers {
-    /// From what is stored.
+    /// Converts the four stored parameters.
     pub(in crate::ops) fn of(stored: &[f32]) -> Self {
         let softplus = |x: f32| f64::from(x).exp().ln_1p() as f32;
         let (beta, eps) = (stored[2], stored[3]);
@@ -274,7 +274,7 @@ pub(in crate::ops) fn activate(x: &[f32], d_ff: usize, kind: Activation) -> Vec<
     })
 }
 
-/// The same in place.
+/// As [`activate`], in place.
 pub(super) fn activate_rows(x: &mut [f32], d_ff: usize, kind: Activation) {
     for_rows(x, d_ff, |_, row| activate_row(row, kind));
 }

@@ -54,7 +54,7 @@ pub(in crate::ops) fn pool(tensor: &Tensor<2>) -> Pool {
     }
 }
 
-/// The memory of an f32 tensor on the plain CPU device; copies only what is not contiguous.
+/// The memory of an f32 tensor on the plain CPU device; copies only a tensor that is not contiguous.
 ///
 /// # Panics
 /// When the tensor is elsewhere or of another type: operands of one operation share a device.
@@ -65,8 +65,8 @@ pub(in crate::ops) fn values<const D: usize>(tensor: Tensor<D>) -> Values {
     }
 }
 
-/// The memory of an f32 matrix on the plain CPU device, which may be columns of a wider one; copies only what has no rows that
-/// follow each other.
+/// The memory of an f32 matrix on the plain CPU device, which may be columns of a wider one; copies only if the rows
+/// are not in order, each contiguous.
 ///
 /// # Panics
 /// When the tensor is elsewhere or of another type: operands of one operation share a device.
@@ -119,8 +119,8 @@ fn owned<const D: usize>(tensor: Tensor<D>) -> FlexTensor {
     }
 }
 
-/// An f32 tensor whose memory has its values in row order and nothing else: a view of a larger one, or one with other strides,
-/// is copied.
+/// An f32 tensor whose memory has its values in row order and nothing else. A view of a larger tensor, or a tensor with
+/// other strides, is copied.
 pub(in crate::ops) fn owning(tensor: FlexTensor) -> FlexTensor {
     let tensor = if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() };
     if tensor.storage::<f32>().len() == tensor.layout().num_elements() {

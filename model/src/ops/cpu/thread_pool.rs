@@ -32,7 +32,7 @@ use std::{
 };
 
 /// How long a helper without work spins: longer than the single-threaded work between two parallel operations of a
-/// forward pass, shorter than what a scheduler would notice.
+/// forward pass, shorter than a scheduler would notice.
 const SPIN_TIME: Duration = Duration::from_micros(60);
 /// Checks of the board between two checks of the clock.
 const SPINS_PER_CLOCK_CHECK: usize = 32;
@@ -47,7 +47,7 @@ pub(super) fn parallel_for<F: Fn(usize) + Sync>(n_pieces: usize, run: F) {
     parallel_for_range(ReadRange::default(), n_pieces, run);
 }
 
-/// The same for pieces that read `range` from front to back, in their order, as they will in the next pass.
+/// As [`parallel_for`], for pieces that read `range` from front to back, in their order, now and in the next pass.
 pub(super) fn parallel_for_range<F: Fn(usize) + Sync>(range: ReadRange, n_pieces: usize, run: F) {
     pool().share(range, n_pieces, run);
 }
@@ -105,7 +105,7 @@ impl NextRead {
 /// The leader's index in [`SharedJob::next`].
 const LEADER: usize = 0;
 
-/// Lower half of [`SharedJob::next`]: nothing can be claimed, whatever the other fields say.
+/// Lower half of [`SharedJob::next`]: nothing can be claimed, whatever the other fields are.
 const CLOSED: u64 = u32::MAX as u64;
 
 /// [`parallel_for`] over chunks of `width` values of `output`: `run` gets a chunk's number and the chunk.
@@ -127,7 +127,7 @@ pub(super) fn new_chunks(len: usize, width: usize, run: impl Fn(usize, &mut [f32
     parallel_for(len.div_ceil(width.max(1)), |chunk| {
         let start = chunk * width;
         #[expect(unsafe_code, reason = "threads write disjoint parts of new memory")]
-        // SAFETY: chunks do not overlap, and each number is given once; the values are there once they are 0.
+        // SAFETY: chunks do not overlap, and each number is given once; the values exist once they are 0.
         let chunk_values = unsafe {
             let places = shared.part(start..len.min(start + width));
             places.fill(MaybeUninit::new(0.0));
@@ -148,8 +148,8 @@ pub(super) fn new_zeros(len: usize) -> Vec<f32> {
     new_chunks(len, ZEROS_AT_ONCE, |_, _| ())
 }
 
-/// [`parallel_for`] over ranges of columns of `output`, a matrix with rows of `width`, cut as `pieces` says. `run` gets
-/// a range of units of columns, and those columns.
+/// [`parallel_for`] over ranges of columns of `output`, a matrix with rows of `width`, cut into `pieces`. `run` gets a
+/// range of units of columns, and those columns.
 pub(super) fn parallel_columns(
     pieces: ColumnPieces,
     output: &mut [f32],
@@ -169,8 +169,8 @@ pub(super) fn parallel_columns(
     if n_pieces == 1 { run(0) } else { parallel_for_range(range, n_pieces, run) }
 }
 
-/// The same for groups of rows, each cut into pieces of its own. `run` also gets the group's number; rows of its columns count
-/// from the group's first.
+/// [`parallel_columns`] for groups of rows, each cut into separate pieces. `run` also gets the group's number; row
+/// numbers within its columns count from the group's first row.
 ///
 /// # Panics
 /// Unless each group's rows follow those of the group before.
@@ -206,7 +206,7 @@ pub(super) struct RowPieces {
 
 /// How [`parallel_columns`] cuts a matrix.
 pub(super) struct ColumnPieces {
-    /// What the pieces read, in their order.
+    /// Memory that the pieces read, in their order.
     pub(super) range: ReadRange,
     /// At least one.
     pub(super) n_pieces: usize,
@@ -245,7 +245,7 @@ pub fn parallel_for_each<T: Send>(items: &mut [T], run: impl Fn(&mut T) + Sync) 
     let shared = SharedMut::new(items);
     parallel_for(shared.len(), |number| {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
-        // SAFETY: each number is given once.
+        // SAFETY: each number is claimed once.
         unsafe { shared.part(number..number + 1) }.iter_mut().for_each(&run);
     });
 }
@@ -285,14 +285,14 @@ impl<'a, T> SharedMut<'a, T> {
     #[inline(always)]
     pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len);
-        // SAFETY: within the slice, and the caller's alone.
+        // SAFETY: the range is within the slice, and no other thread uses it, as the caller guarantees.
         unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }
 
 fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    // As many threads as rayon's pool, which Flex uses, so that one setting controls both.
+    // The same number of threads as rayon's pool, which Flex uses, so that one setting controls both.
     POOL.get_or_init(|| {
         super::threads::start_threads();
         ThreadPool::new(super::threads::n_threads())
@@ -421,7 +421,7 @@ impl SharedJob {
         n_pieces * thread / n_threads..n_pieces * (thread + 1) / n_threads
     }
 
-    /// Claims the next piece of `thread`'s range; if there is none left, of the next thread's that has one.
+    /// Claims the next piece of `thread`'s range; if that is empty, a piece of the next thread that has one left.
     fn claim(&self, thread: usize) -> Option<Piece> {
         let n_threads = self.next.len();
         (thread..thread + n_threads).find_map(|owner| self.claim_of(owner % n_threads))
@@ -436,7 +436,7 @@ impl SharedJob {
             if next & CLOSED == CLOSED || number >= self.range(owner, self.n_pieces.load(Relaxed)).end {
                 return None;
             }
-            // What was read belongs to the job in `next`: if the leader had begun to write the next one, it would have
+            // The job that was read belongs to `next`: if the leader had begun to write another job, it would have
             // changed `next` before, and the exchange would fail.
             fence(Acquire);
             if cursor.compare_exchange(next, next + 1, AcqRel, Relaxed).is_ok() {
@@ -459,8 +459,8 @@ impl SharedJob {
 
     fn run(&self, piece: &Piece) {
         #[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]
-        // SAFETY: `call` was made from a `Call` for the closure behind `run`, by the leader that put this job up; it
-        // keeps the closure alive until every claimed piece has ended, and this one has not.
+        // SAFETY: `call` was made from a `Call` for the closure behind `run`, by the leader that put this job up; the
+        // leader keeps the closure alive until every claimed piece has ended, and this piece has not.
         let run = || unsafe { std::mem::transmute::<*mut (), Call>(piece.call)(piece.run, piece.number) };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroUsize, sync::OnceLock, thread};
 
-/// What the user asked for.
+/// The number of threads set by [`use_threads`].
 static ASKED: OnceLock<NonZeroUsize> = OnceLock::new();
 
 /// Sets the number of threads that compute on the CPU, for the life of the process. Call it before anything is computed; of
@@ -13,9 +13,10 @@ pub fn use_threads(n: NonZeroUsize) {
     }
 }
 
-/// The number of threads that compute on the CPU: what [`use_threads`] set, else what the variable `HEARTH_THREADS` or
-/// `RAYON_NUM_THREADS` says, else one for each core that the process may use, and no more than its share of processor time
-/// allows. Two threads on one core share what products need most: its multipliers and its way to memory.
+/// The number of threads that compute on the CPU: the number set by [`use_threads`], else by the variable
+/// `HEARTH_THREADS` or `RAYON_NUM_THREADS`, else one for each core that the process may use, and no more than its share
+/// of processor time allows. Two threads on one core share its multipliers and its memory bandwidth, which products
+/// need most.
 pub fn n_threads() -> usize {
     let asked = ASKED.get().copied();
     let of_variable = |name| std::env::var(name).ok()?.parse().ok();

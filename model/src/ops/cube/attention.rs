@@ -271,7 +271,7 @@ fn attend_tile<E: Numeric, V: Size>(
     }
     sync_cube();
 
-    // The maximum of each query, then the sum of its exponentials: of parts, then over the parts.
+    // The maximum of each query, then the sum of its exponentials: first per part, then over the parts.
     let mut parts = Shared::<[f32]>::new_slice(comptime!(shared.parts));
     let mut largest = Shared::<[f32]>::new_slice(comptime!(shared.per_query));
     let part_len = comptime!(TILE / PARTS);

@@ -9,10 +9,10 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-/// The GPU behind `device`, with gradients recorded or not.
+/// The GPU behind `device`, with or without autodiff.
 ///
 /// # Panics
-/// If it is no GPU: [`Placement`](crate::ops::types::Placement) says so.
+/// If `device` is not a GPU; check with [`Placement`](crate::ops::types::Placement).
 pub(super) fn cube_device(device: &Device) -> &CubeDevice {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) => cube,

@@ -1,10 +1,10 @@
-//! What a matrix product fuses: the norm before it, and bias, residual and gate after it.
+//! What a matrix product fuses: the norm before it; bias, residual and gate after it.
 
 use burn_cubecl::tensor::CubeTensor;
 
 use crate::config::Activation;
 
-/// What a kernel fuses with a product.
+/// Operations that a kernel fuses with a product.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Epilogue {
     /// Added to each row: `[d_out]`.
@@ -18,9 +18,9 @@ pub(super) struct Epilogue {
 /// The scalar options of an [`Epilogue`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::ops) struct LinearOptions {
-    /// Of the norm, if there is one.
+    /// Epsilon of the norm, if there is one.
     pub(in crate::ops) eps: f32,
-    /// Of the norm, if there is one.
+    /// Weight offset of the norm, if there is one.
     pub(in crate::ops) weight_offset: f32,
     /// The left half of the outputs gates the right half, which halves the width.
     pub(in crate::ops) gate: Option<Activation>,

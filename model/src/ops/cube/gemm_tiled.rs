@@ -20,7 +20,7 @@ const DEPTH: usize = 16;
 const PART: usize = 4;
 /// Lanes along a side of a tile.
 const SIDE: usize = TILE / PART;
-/// Avoids bank conflicts of lanes that write one column, and aligns what a lane reads to 16 bytes.
+/// Avoids bank conflicts of lanes that write one column, and aligns a lane's reads to 16 bytes.
 const PITCH: usize = TILE + 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +39,7 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, output:
     let absent = || matrix.scales.clone().into_buffer_arg();
     let or_absent = |tensor: Option<CubeTensor>| tensor.map_or_else(absent, CubeTensor::into_buffer_arg);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: rows, outputs and inputs are kept below the sizes of what they index; absent operands are not read.
+    // SAFETY: rows, outputs and inputs are kept below the sizes of their operands; missing operands are not read.
     unsafe {
         tiled::launch_unchecked(
             &client,

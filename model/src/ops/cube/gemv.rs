@@ -22,8 +22,8 @@ use crate::config::Activation;
 
 /// Lanes of a workgroup.
 const WORKGROUP: usize = 128;
-/// Rows of the input that a workgroup multiplies at a time, at most: each weight is widened once for all of them. With more,
-/// a lane needs so many registers that an H200 runs too few workgroups at a time.
+/// Maximum number of input rows that a workgroup multiplies at a time: each weight is widened once for all of them.
+/// With more, a lane needs so many registers that an H200 runs too few workgroups at a time.
 const MAX_ROWS: usize = 4;
 /// Bytes of weights in flight: a large GPU's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     pub(super) format: Format,
     /// Lanes that share an output.
     pub(super) lanes: usize,
-    /// Outputs per lane, for which it loads inputs once.
+    /// Outputs per lane; the lane loads the inputs once for all of them.
     pub(super) outputs: usize,
     /// Units per output that a lane loads before it uses the first.
     pub(super) depth: usize,
@@ -159,7 +159,7 @@ pub(super) fn launch(
     let absent = || matrix.scales.clone().into_buffer_arg();
     let or_absent = |tensor: Option<CubeTensor>| tensor.map_or_else(absent, CubeTensor::into_buffer_arg);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: rows, outputs and units are kept below the sizes of what they index; absent operands are not read.
+    // SAFETY: rows, outputs and units are kept below the sizes of their operands; missing operands are not read.
     unsafe {
         gemv::launch_unchecked(
             &client,

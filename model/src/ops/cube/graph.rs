@@ -31,8 +31,8 @@ pub(crate) struct CapturedGraph {
 
 impl CapturedGraph {
     /// Calls `run` twice, then captures it, and returns the captured call's result, which is computed at the first
-    /// [`replay`](Self::replay). `run` must launch the same each time and must not upload anything. `sizes` are those
-    /// of the buffers that it allocates, in bytes; spare ones are provided.
+    /// [`replay`](Self::replay). `run` must launch the same each time and must not upload anything. `sizes` are the
+    /// sizes of the buffers that it allocates, in bytes; spare buffers are provided.
     ///
     /// # Errors
     /// [`Error::Execution`] if the device cannot capture, or ran out of memory. Capture has then ended, but tensors
@@ -50,7 +50,7 @@ impl CapturedGraph {
         drop(spare);
         let begun = warmed_up.and_then(|()| Dispatch::graph_start_capture(dispatch));
         if let Err(error) = begun {
-            // Ends the preparation; its error says that nothing was captured.
+            // Ends the preparation. The error only says that nothing was captured.
             let _ = Dispatch::graph_stop_capture(dispatch);
             return Err(failed(error));
         }
@@ -70,7 +70,7 @@ impl CapturedGraph {
     /// thread may use it meanwhile.
     #[expect(unsafe_code, reason = "the graph knows addresses, not tensors")]
     pub(crate) unsafe fn replay(&self) -> Result<()> {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }.map_err(failed)
     }
 }

@@ -1,4 +1,4 @@
-//! What every kernel's launch needs: checked inputs, output tensors and grids of workgroups.
+//! Helpers of every kernel's launch: checked inputs, output tensors and grids of workgroups.
 
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::{
@@ -8,7 +8,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-/// Lanes of a workgroup, in most kernels.
+/// Lanes per workgroup in most kernels.
 pub(in crate::ops) const LANES: usize = 256;
 
 /// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
@@ -20,7 +20,7 @@ pub(in crate::ops) fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims
 /// `inner * outer` workgroups, numbered with `inner` running fastest; see [`workgroup`].
 pub(in crate::ops) fn grid(inner: usize, outer: usize) -> CubeCount {
     let n = inner * outer;
-    // A dimension is at most 65535.
+    // A dimension may be at most 65535.
     let x = n.min(1 << 15);
     CubeCount::Static(x as u32, n.div_ceil(x.max(1)) as u32, 1)
 }

@@ -32,8 +32,8 @@ pub(super) enum Format {
     F16Words,
     /// Two per word.
     Bf16,
-    /// Quantized blocks. Of 5 bits, the lower four are stored like 4 bits; the fifth bits are a word per block, beside
-    /// the scales.
+    /// Quantized blocks. The lower four bits of 5-bit numbers are stored like 4-bit numbers; the fifth bits are a word
+    /// per block, beside the scales.
     Blocks(BlockLayout),
 }
 
@@ -61,7 +61,7 @@ impl Format {
 
     /// Words that a lane reads at a time.
     pub(super) fn unit_words(self) -> usize {
-        // More would move a lane's inputs too far from those of the next lanes.
+        // More units per lane would move a lane's inputs too far from the next lane's inputs.
         if self == Self::F16 || self.per_word() == 8 { 2 } else { 4 }
     }
 
@@ -109,7 +109,7 @@ impl Format {
         !self.has_minima() && !self.has_high_bits()
     }
 
-    /// Words of scales per block that shares none.
+    /// Words of scales per block, if blocks do not share such words.
     pub(super) fn block_words(self) -> usize {
         if self.has_high_bits() { 2 } else { 1 }
     }
@@ -120,8 +120,8 @@ impl Format {
     }
 }
 
-/// A matrix `[d_out, d_in]` on a GPU, row after row, packed into 32-bit words. Rows are padded with zeros to whole units,
-/// those of integers to whole blocks.
+/// A matrix `[d_out, d_in]` on a GPU, row after row, packed into 32-bit words. Rows are padded with zeros to whole
+/// units; rows of integers to whole blocks.
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Matrix {
     pub(super) d_out: usize,

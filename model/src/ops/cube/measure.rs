@@ -103,7 +103,7 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<
         let start = Instant::now();
         for handle in (0..TOGETHER).flat_map(|_| &buffers) {
             #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-            // SAFETY: a workgroup reads a block of its own, of as many as there are.
+            // SAFETY: each workgroup reads its own block, and the grid has no more workgroups than there are blocks.
             unsafe {
                 read_all::launch_unchecked(
                     &client,
@@ -132,7 +132,7 @@ pub(in crate::ops) fn multiply_rate(device: &Device) -> Result<f64> {
         let found_arg =
             CubeTensor::new_contiguous(client.clone(), device.clone(), [1].into(), found.clone(), DType::F32);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: nothing is read, and the one number that is written is there.
+        // SAFETY: nothing is read, and the output has the one number that is written.
         unsafe {
             multiply_all::launch_unchecked(
                 &client,
@@ -160,7 +160,7 @@ pub(in crate::ops) fn multiply_rate(device: &Device) -> Result<f64> {
     Ok((n_blocks * LANES * CHAINS * 4 * TURNS) as f64 / best)
 }
 
-/// Counts what is launched.
+/// Counts launches.
 #[derive(Debug, Default)]
 struct Launches(AtomicUsize);
 

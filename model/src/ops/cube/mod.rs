@@ -1,8 +1,8 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V and CUDA.
 //!
-//! They run for tensors on a GPU if no gradients are recorded; those in `training` are for when they are. An operation
-//! takes CubeCL's tensors out of Burn's, launches kernels on them and wraps the result (`operations`, `tensors`). A weight
-//! is not a Burn tensor: it is a parameter of the operation.
+//! They run for tensors on a GPU if no gradients are recorded; the bodies in `training` run if gradients are recorded.
+//! An operation takes CubeCL's tensors out of Burn's, launches kernels on them and wraps the result (`operations`,
+//! `tensors`). A weight is not a Burn tensor: it is a parameter of the operation.
 //!
 //! Burn's fusion and autotune are not built in: nothing is left to fuse here, and both cost more time than they saved in
 //! training (`docs/lab/gpu-launches.md`). With fusion, Burn's tensors would not be CubeCL's.

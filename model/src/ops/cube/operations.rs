@@ -145,7 +145,7 @@ pub(in crate::ops) fn rope_append(
     in_place(pools, |pools| rope::rope_append(operands, pools, heads))
 }
 
-/// Panics unless these are cosines and sines of `half` pairs, or none.
+/// Panics unless `angles` are cosines and sines of `half` pairs, or `None` with a `half` of 0.
 fn check_angles(angles: Option<&Tensor<2>>, n_rows: usize, half: usize) {
     match angles {
         Some(angles) => check("the angles", angles, [n_rows, 2 * half]),
@@ -196,8 +196,8 @@ pub(in crate::ops) fn attention(
 }
 
 /// The top `n` tokens of some rows of `logits [n_all_rows, vocab_size]` with their logits, and the logits of other
-/// tokens: `[n_rows, 2 n + n_also]`, ids and bits. A row of `table [n_rows * (1 + n_also)]` has the row's number and
-/// those other tokens; `sizes` are `n_rows`, `n` and `n_also`.
+/// tokens: `[n_rows, 2 n + n_also]`, ids and bits. Each row of `table [n_rows * (1 + n_also)]` has the number of a row
+/// of logits and `n_also` other tokens; `sizes` are `n_rows`, `n` and `n_also`.
 pub(crate) fn top_k_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
     check("logits", &logits, logits.dims());
     wrap_ints(top_k::top_k(primitive(logits), primitive(table), sizes))
@@ -249,7 +249,7 @@ pub(in crate::ops) fn adamw(
     (wrap(value), [first, second].map(wrap))
 }
 
-/// Partial sums of the squares of all `gradients`, `[n_values]` each: `[n_sums]`, which add up to the whole sum.
+/// Partial sums of the squares of all `gradients`, `[n_values]` each: `[n_sums]`.
 pub(in crate::ops) fn square_sums(gradients: &[Tensor<1>]) -> Tensor<1> {
     let lens = gradients.iter().map(|gradient| gradient.dims()[0]);
     let n_sums: usize = lens.map(optimizer::n_square_sums).sum();

@@ -83,7 +83,7 @@ pub(super) fn square_sums(sums: CubeTensor, values: CubeTensor, start: usize) ->
     let len = values.meta.shape()[0];
     if len > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup reads values of its own and writes one sum.
+        // SAFETY: each workgroup reads its own values and writes one sum.
         unsafe {
             add_squares::launch_unchecked(
                 &sums.client,

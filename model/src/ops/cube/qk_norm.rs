@@ -15,7 +15,7 @@ use crate::{
 /// Lanes of a part, at least.
 const FEWEST: usize = 32;
 
-/// The parts of a row of queries, keys and values that are normalized by themselves.
+/// The parts of a row of queries, keys and values that are normalized separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops) struct QkNorm {
     pub(in crate::ops) n_heads: usize,
@@ -55,7 +55,8 @@ pub(super) fn qk_norm(qkv: CubeTensor, weights: [CubeTensor; 2], heads: QkNorm, 
     let n_parts = n_rows * (q_parts + 2 * kv_parts);
     if n_parts > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: lanes stay within a part, and parts beyond the last are not written; weights are as wide as a part.
+        // SAFETY: lanes stay within a part, parts beyond the last are not written, and weights have the width of a
+        // part.
         unsafe {
             norm_parts::launch_unchecked(
                 &output.client,

@@ -21,7 +21,7 @@ pub(in crate::ops) struct HeadLayout {
     pub(in crate::ops) n_heads: usize,
     pub(in crate::ops) n_kv_heads: usize,
     pub(in crate::ops) head_dim: usize,
-    /// Pairs of a head that are rotated; 0 for none.
+    /// Number of pairs per head that are rotated; 0 for none.
     pub(in crate::ops) half: usize,
 }
 
@@ -112,8 +112,8 @@ fn rotate_and_store<E: Numeric, V: Size>(
     }
 }
 
-/// Vector `dim` of the head that starts at `head`, rotated by the row's angles, which start at `angle`. `half` is of pairs,
-/// in vectors; 0 for none.
+/// Vector `dim` of the head that starts at `head`, rotated by the row's angles, which start at `angle`. `half` is the
+/// number of rotated pairs, in vectors; 0 for none.
 #[cube]
 pub(super) fn rotated<V: Size>(
     values: &[Vector<f32, V>],

@@ -23,7 +23,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
     let output = empty(&ids, [n, matrix.d_in]);
     let n_units = n * matrix.units();
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a unit is one of the output's, inputs are kept below the row's width and ids below the number of rows.
+    // SAFETY: each unit is one of the output's; inputs are kept below the row's width and ids below the number of rows.
     unsafe {
         embed::launch_unchecked(
             &output.client,
@@ -113,7 +113,7 @@ fn take(x: &[f32], rows: &[i32], output: &mut [f32], len: usize, width: usize) {
     }
 }
 
-/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with a bias and a residual, if there are any.
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with an optional bias and residual.
 pub(super) fn norm(
     x: CubeTensor,
     weight: CubeTensor,
@@ -129,7 +129,7 @@ pub(super) fn norm(
     let (has_bias, has_residual) = (bias.is_some(), residual.is_some());
     let [bias, residual] = [bias, residual].map(|tensor| tensor.map_or_else(|| weight.clone(), into_contiguous));
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a workgroup has a row of its own and stays within its width.
+    // SAFETY: each workgroup has its own row and stays within the row's width.
     unsafe {
         norm_rows::launch_unchecked(
             &output.client,
@@ -219,7 +219,7 @@ pub(super) fn activate(x: CubeTensor, kind: Activation, is_gated: bool) -> CubeT
     let d_ff = if is_gated { width / 2 } else { width };
     let output = empty(&x, [n_rows, d_ff]);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a lane has one value of the output, and reads its row's.
+    // SAFETY: a lane has one value of the output, and reads only that value's row.
     unsafe {
         activate_values::launch_unchecked(
             &output.client,

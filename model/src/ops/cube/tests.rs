@@ -86,7 +86,7 @@ fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Acti
     assert_close(ops::normed_gated(x, norm, part(&weight, bias), kind), gated_reference(expected, kind));
 }
 
-/// Rows whose last block is half full, followed by another row: values behind a row's end must not count in its norm.
+/// Rows whose last block is half full, followed by another row: values beyond a row's end must not count in its norm.
 #[test]
 fn fused_norm_and_gate_match_the_reference_for_partial_blocks() {
     for (n_rows, d_in) in [(2, 16), (9, 80)] {
@@ -120,7 +120,7 @@ proptest! {
         check_linear(dtype, n_rows, [d_out, d_in])?;
     }
 
-    // So many rows that tiles are used.
+    // Enough rows to use tiles.
     #[test]
     fn tiled_linear_matches_matmul_for_many_rows(dtype in dtype(), n_rows in 128..330usize, d_in in 1..80usize, d_out in 1..200usize) {
         check_linear(dtype, n_rows, [d_out, d_in])?;
@@ -512,7 +512,7 @@ fn linear_rows_are_bit_identical_alone_and_batched() {
     }
 }
 
-/// Callers pass hidden states and caches of their own to a model, so sizes are checked before a launch.
+/// Callers pass their own hidden states and caches to a model, so sizes are checked before a launch.
 #[test]
 fn linear_and_attention_operands_of_wrong_shape_or_dtype_panic() {
     let Some(gpu) = gpu() else { return };

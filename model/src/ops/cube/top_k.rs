@@ -20,9 +20,10 @@ const TILE: usize = 1024;
 const NONE: u32 = u32::MAX;
 
 /// The top `n` tokens of some rows of `logits [n_all_rows, vocab_size]`, `n` below `vocab_size` and at most half a
-/// tile. A row of `table [n_rows, 1 + n_also]` has the row's number, and tokens whose logits are wanted at any rank.
+/// tile. A row of `table [n_rows, 1 + n_also]` has the row's number, and tokens whose logits are returned whatever
+/// their rank.
 ///
-/// Returns `[n_rows, 2 n + n_also]`: ids, the bits of their logits, and those of the other tokens.
+/// Returns `[n_rows, 2 n + n_also]`: ids, the bits of their logits, and the bits of the other tokens' logits.
 pub(super) fn top_k(logits: CubeTensor, table: CubeTensor, [n_rows, n, n_also]: [usize; 3]) -> CubeTensor {
     let [logits, table] = [logits, table].map(into_contiguous);
     let [_, vocab_size] = logits.meta.shape().dims::<2>();
@@ -99,7 +100,7 @@ fn first_column(from: &[i32], to: &mut [i32], n: usize, width: usize) {
 /// A launch's position in the sequence of launches, at compile time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
-    /// Its input is all tokens, not those that the launch before kept.
+    /// Whether the launch reads all tokens, not the ones that the launch before kept.
     is_first: bool,
     /// There is one tile, which writes the result.
     is_last: bool,

@@ -49,8 +49,8 @@ fn decode<E: Numeric, W: Size>(elements: Vector<E, W>, #[comptime] index: usize,
     }
 }
 
-/// Integer `index` of a word as a float, without a conversion instruction: its bits become the last bits of the mantissa, and
-/// an exponent that fits their position saves most shifts.
+/// Converts integer `index` of a word to a float without a conversion instruction: its bits become the last bits of the
+/// mantissa, and an exponent that fits their position saves most shifts.
 #[cube]
 fn whole(word: u32, #[comptime] index: usize, #[comptime] format: Format) -> f32 {
     let bits = comptime!((32 / format.per_word()) as u32);
@@ -92,7 +92,7 @@ pub(super) fn minimum_of(scales: &[u32], first: usize, unit: usize, #[comptime] 
     }
 }
 
-/// The fifth bits of a row's unit, the first weight's lowest; 0 if the format has none.
+/// The fifth bits of a row's unit, with the first weight's bit lowest; 0 if the format has none.
 #[cube]
 pub(super) fn high_bits_of(scales: &[u32], first: usize, unit: usize, #[comptime] format: Format) -> u32 {
     if comptime!(format.has_high_bits()) {

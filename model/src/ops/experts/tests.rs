@@ -144,7 +144,7 @@ fn adapters_update_the_rows_of_their_sequences_within_experts() {
         let found = values(found);
         let differs = |row: usize| found[row * D_MODEL..][..D_MODEL] != plain[row * D_MODEL..][..D_MODEL];
         assert!((0..n_rows).filter(|row| !rows.contains(row)).all(|row| !differs(row)));
-        // Of few experts, none of the rows may have chosen the one that is updated.
+        // With many experts, perhaps no row chose the one that is updated.
         assert!(routing.n_active < 6 || rows.iter().all(|row| differs(*row)));
     }
 }

@@ -81,7 +81,7 @@ fn heads() -> impl Strategy<Value = RecurrentHeads> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
 
-    /// Two sequences in steps of any sizes, in turns and together, in slots that held something else.
+    /// Two sequences in steps of any sizes, alternating and together, in slots that held something else.
     #[test]
     fn recurrent_layers_give_the_same_bits_in_steps_of_every_size(
         heads in heads(),
@@ -138,12 +138,12 @@ proptest! {
         for start in [0, 5] {
             let n_rows = lens.iter().sum();
             let inputs = layer.inputs(n_rows);
-            // The first begins anew in both steps.
+            // The first sequence starts anew in both steps.
             let spans = lens.iter().enumerate().map(|(n, len)| (*len, if n == 0 { 0 } else { start }, 3 - n));
             let rows = RecurrentRows::stepped(spans);
             let [pool, reference_pool] = &mut pools;
             let found = layer.run(inputs.clone(), &rows, Some(pool));
-            // The delta rule subtracts what is recalled from what is there.
+            // The delta rule subtracts the recalled value from the new one.
             assert_within(2e-5, found, layer.reference(inputs, &rows, reference_pool));
             assert_within(2e-5, pool.clone(), reference_pool.clone());
         }

@@ -1,4 +1,4 @@
-//! Measures the time of the operations that have a backward pass of their own.
+//! Measures the time of operations with a hand-written backward pass.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use std::{
 pub enum Pass {
     /// From inputs to the output.
     Forward,
-    /// From the gradient of the output to those of the inputs.
+    /// From the gradient of the output to the gradients of the inputs.
     Backward,
 }
 
@@ -55,7 +55,7 @@ pub fn profile_training<T>(run: impl FnOnce() -> T) -> (T, Vec<OpTime>) {
     (result, profile)
 }
 
-/// Adds the time that `run` takes to that of `name`, an operation's full type name, while profiling is on.
+/// Adds the time that `run` takes to the total of `name`, an operation's full type name, while profiling is on.
 pub(super) fn timed<T>(name: &'static str, pass: Pass, run: impl FnOnce() -> T) -> T {
     if !IS_ON.load(Ordering::Relaxed) {
         return run();

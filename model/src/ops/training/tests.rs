@@ -73,7 +73,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 /// Reads a leaf's gradient.
 type GradientOf<'a> = &'a dyn Fn(&Gradients) -> Vec<f32>;
 
-/// The output, and gradients of its sum weighted with random numbers.
+/// The output, and gradients of its randomly weighted sum.
 fn outcome<const D: usize>(output: Tensor<D>, gradients_of: &[GradientOf<'_>]) -> Vec<Vec<f32>> {
     let weights = Tensor::<1>::from_data(random(99, output.shape().num_elements()).as_slice(), &device());
     let gradients = (output.clone().flatten(0, D - 1) * weights).sum().backward();
@@ -93,8 +93,8 @@ fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], case: &str) {
         let least = if is_on_gpu { 2e-2 } else { 1e-3 };
         let largest = expected.iter().fold(least, |largest: f32, value| largest.max(value.abs()));
         let far = found.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0f32, f32::max);
-        // A GPU's products add up to 140,000 terms in one sum, those of the reference as well as ours.
-        // Matrix instructions round operands to 16 bits, and cut off what they add; the exponential of a score has the error of
+        // A GPU's products add up to 140,000 terms in one sum, in the reference as well as in our kernels. Matrix
+        // instructions round operands to 16 bits, and truncate their sums; the exponential of a score has the error of
         // all its terms.
         let tolerance = match is_on_gpu {
             true if ops::has_fast_bf16_products(&device()) => 3e-4,
@@ -232,7 +232,8 @@ fn qk_norm_forward_and_backward_match_the_reference() {
     }
 }
 
-/// The references run on the CPU: on a GPU, Burn's derivative of the exact GELU is that of its tanh approximation.
+/// The references run on the CPU: on a GPU, Burn's derivative of the exact GELU is the derivative of the tanh
+/// approximation.
 #[test]
 fn activation_forward_and_backward_match_the_reference() {
     // Outcome of an activation of random values.
@@ -288,7 +289,7 @@ fn dropout_mask_has_the_given_rate_and_differs_by_seed_and_place() {
         let tolerance = 4.0 * (probability * (1.0 - probability) / n as f64).sqrt();
         assert!((dropped - probability).abs() < tolerance, "{dropped} of {probability}");
     }
-    // Of two independent choices at one half, half agree.
+    // Of two independent choices with probability one half, half agree.
     for (one, other) in [(of(1, 0, 0.5), of(2, 0, 0.5)), (of(1, 0, 0.5), of(1, 1, 0.5))] {
         let agree = one.iter().zip(&other).filter(|(one, other)| one == other).count() as f64 / n as f64;
         assert!((agree - 0.5).abs() < 0.01, "{agree}");
@@ -425,7 +426,7 @@ fn check_attention(has_sinks: bool) {
         ("capped", capped),
         ("alibi", alibi),
     ];
-    // On GPUs they are refused.
+    // On GPUs they are rejected.
     if ops::is_on_cpu(&device()) {
         cases.extend([("both ways", both_ways), ("both ways, window", both_ways_window)]);
     }

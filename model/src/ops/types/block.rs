@@ -1,8 +1,8 @@
-//! What a transformer block is: its operands, and the order of its parts, a mixer of rows and the MLP, in decoders with an
-//! encoder also attention to its rows between them ([`run_block`]).
+//! A transformer block: its operands, and the order of its parts ([`run_block`]): a mixer of rows, in encoder-decoder
+//! models cross-attention, and the MLP.
 //!
-//! What happens within a part has two bodies: one operation after the other (`ByOperations` in `gpt.rs`: training, GPUs), and in
-//! place on the CPU (`ops/cpu/block.rs`). `has_block` chooses; an operand that the second does not know must be refused there.
+//! The parts have two implementations: operation by operation (`ByOperations`: training, GPUs), and in place on the CPU
+//! (`ops/cpu/block.rs`). `has_block` chooses; it must return false for operands that the second does not support.
 
 use burn::tensor::Tensor;
 
@@ -13,16 +13,16 @@ use crate::config::{Activation, ClampedSwiglu, ExpertGroups, Experts, RouterScor
 /// or, with [`norm_after_add`](BlockOperands::norm_after_add), `out_norm(x + f(in_norm(x)))`.
 #[derive(Debug)]
 pub(crate) struct Sublayer<N, F> {
-    /// Norm of its input.
+    /// Norm of the sublayer's input.
     pub(crate) in_norm: Option<N>,
-    /// What it computes.
+    /// The sublayer itself.
     pub(crate) inner: F,
-    /// Norm of its output.
+    /// Norm of the sublayer's output.
     pub(crate) out_norm: Option<N>,
 }
 
-/// The one description of a block. `N` is the type of its norms, `L` the type of its matrices, `R` that of its small matrices
-/// that decide.
+/// The one description of a block. `N` is the type of its norms, `L` of its matrices, and `R` of its small routing
+/// matrices (experts' routers and gates).
 #[derive(Debug)]
 pub(crate) struct BlockOperands<N, L, R> {
     /// `None` in blocks that are an MLP only.
@@ -37,7 +37,7 @@ pub(crate) struct BlockOperands<N, L, R> {
     pub(crate) norm_after_add: bool,
     /// Multiplies everything that is added to the residual stream.
     pub(crate) residual_multiplier: f64,
-    /// What the block adds of its own input at last.
+    /// Adds a projection of the block's own input, after the MLP.
     pub(crate) per_layer: Option<PerLayerUpdate<N, L>>,
     /// Multiplies the residual stream after the block: one number.
     pub(crate) scale: Option<Tensor<1>>,
@@ -54,7 +54,7 @@ pub(crate) struct PerLayerUpdate<N, L> {
     pub(crate) norm: N,
 }
 
-/// What lets a row depend on those before it.
+/// The part of a block in which rows depend on earlier rows.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum Mixer<N, L> {
@@ -66,13 +66,13 @@ pub(crate) enum Mixer<N, L> {
 #[derive(Debug)]
 pub(crate) struct SelfAttention<N, L> {
     pub(crate) qkv: Qkv<N, L>,
-    /// The largest magnitude of what that projection gives; what is larger becomes this.
+    /// Clamps the outputs of the `qkv` projection to this magnitude.
     pub(crate) clip: Option<f32>,
-    /// Whether there are gates, as many as queries.
+    /// Whether the heads' outputs are gated, with one gate per value.
     pub(crate) is_gated: bool,
     /// Where keys and values come from.
     pub(crate) kv: KvSource,
-    /// Norms of queries and keys, before rotation. If keys are another layer's, that of keys is not used.
+    /// Norms of queries and keys, before rotation. If another layer's keys are used, the norm of keys is not.
     pub(crate) qk_norms: Option<QkNormParts<N>>,
     /// Norm of each head's values.
     pub(crate) v_norm: Option<N>,
@@ -82,7 +82,7 @@ pub(crate) struct SelfAttention<N, L> {
     pub(crate) out: L,
 }
 
-/// Attention to the rows of an encoder, all of them.
+/// Cross-attention: every row sees all rows of an encoder.
 #[derive(Debug)]
 pub(crate) struct CrossAttention<L> {
     /// Projection of the decoder's rows to queries.
@@ -96,7 +96,7 @@ pub(crate) struct CrossAttention<L> {
 /// Where queries, keys and values come from.
 #[derive(Debug)]
 pub(crate) enum Qkv<N, L> {
-    /// One projection, stacked; before them the gates of the heads' outputs, if there are any.
+    /// One stacked projection; it starts with the gates of the heads' outputs, if there are any.
     Stacked(L),
     Latent(LatentQkv<N, L>),
 }
@@ -108,7 +108,7 @@ pub(crate) struct LatentQkv<N, L> {
     pub(crate) q_down: Option<(L, N)>,
     /// Projection to queries.
     pub(crate) q: L,
-    /// Projection to the rotated part of all keys, and the latent of keys and values behind it.
+    /// Projection to the rotated part of all keys, followed by the latent of keys and values.
     pub(crate) kv_down: L,
     /// Norm of that latent.
     pub(crate) kv_norm: N,
@@ -123,7 +123,7 @@ pub(crate) struct LatentHeads {
     pub(crate) n_heads: usize,
     /// Leading dimensions of a query and of a key that rotate.
     pub(crate) rope_dim: usize,
-    /// The dimensions behind them.
+    /// The remaining dimensions.
     pub(crate) plain_dim: usize,
     pub(crate) value_dim: usize,
 }
@@ -135,30 +135,30 @@ pub(crate) enum KvSource {
     Projected,
     /// The projection has keys; before norm and rotation, they are the values too.
     KeysOnly,
-    /// They are those of another layer. The projection has queries alone.
+    /// Another layer's keys and values are used; the projection has only queries.
     OtherLayer,
 }
 
-/// A recurrent layer. What it keeps of a sequence has a constant size.
+/// A recurrent layer. Its state has a constant size per sequence.
 #[derive(Debug)]
 pub(crate) struct Recurrent<L> {
-    /// Projection to what the convolution works on, and beside it.
+    /// Projection to the convolution's input, and to gates or time steps beside it.
     pub(crate) input: L,
     pub(crate) conv: ShortConv,
     pub(crate) kind: RecurrentKind<L>,
     pub(crate) out: L,
 }
 
-/// What a recurrent layer computes beside its convolution.
+/// What a recurrent layer computes besides its convolution.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "lives for one block of a pass")]
 pub(crate) enum RecurrentKind<L> {
-    /// The projection is two gates, before and behind the convolution, and what the first of them gates.
+    /// The projection is the gate before the convolution, the gate after it, and the input.
     GatedConv,
-    /// The projection is queries, keys and values, which the convolution works on, and the gates of the norm behind the gated
-    /// delta rule.
+    /// The projection is queries, keys and values, which the convolution reads, and the gates of the norm after the
+    /// gated delta rule.
     GatedDelta {
-        /// Projection to what the betas and the decays are made of.
+        /// Projection to the inputs of betas and decays.
         ba: L,
         /// `[n_v_heads]`.
         a_log: Tensor<1>,
@@ -169,8 +169,8 @@ pub(crate) enum RecurrentKind<L> {
         norm: Tensor<1>,
         options: GatedNormOptions,
     },
-    /// The projection is the gates of the norm behind the state space, then values, keys and queries, which the convolution
-    /// works on, then what the time steps are made of.
+    /// The projection is the gates of the norm after the state space, then values, keys and queries, which the
+    /// convolution reads, then the inputs of the time steps.
     StateSpace {
         /// `[n_v_heads]`.
         a_log: Tensor<1>,
@@ -187,7 +187,7 @@ pub(crate) enum RecurrentKind<L> {
     },
 }
 
-/// What works on each row by itself.
+/// The part of a block that works on each row alone.
 #[derive(Debug)]
 pub(crate) enum FeedForward<N, L, R> {
     Dense(Mlp<L>),
@@ -198,10 +198,10 @@ pub(crate) enum FeedForward<N, L, R> {
 /// An MLP and experts. Their outputs, each normalized, are added.
 #[derive(Debug)]
 pub(crate) struct ExpertsBesideMlp<N, L, R> {
-    /// It reads the sublayer's input.
+    /// The MLP; it reads the sublayer's input.
     pub(crate) mlp: Mlp<L>,
     pub(crate) mlp_out_norm: N,
-    /// It reads the residual stream, normalized for its router and for the experts.
+    /// The experts; they and their router read the residual stream, each after its own norm.
     pub(crate) routed: RoutedExperts<L, R>,
     pub(crate) router_norm: N,
     pub(crate) in_norm: N,
@@ -211,7 +211,7 @@ pub(crate) struct ExpertsBesideMlp<N, L, R> {
 /// An MLP, or one expert.
 #[derive(Debug)]
 pub(crate) struct Mlp<L> {
-    /// First matrix; if gated, the gate's rows, then those of `up`.
+    /// First matrix; if gated, the gate's rows, then the rows of `up`.
     pub(crate) up: L,
     /// Last matrix.
     pub(crate) down: L,
@@ -229,7 +229,7 @@ pub(crate) struct RoutedExperts<L, R> {
     pub(crate) router: R,
     pub(crate) routing: Routing,
     pub(crate) experts: Vec<Mlp<L>>,
-    /// Projections of rows to what the chosen experts read, and of the sum of what they write back.
+    /// Projections from rows to the experts' latent dimension, and of the experts' sum back.
     pub(crate) latent: Option<[L; 2]>,
     /// The expert that every row goes through.
     pub(crate) shared: Option<SharedExpert<L, R>>,
@@ -238,7 +238,7 @@ pub(crate) struct RoutedExperts<L, R> {
 #[derive(Debug)]
 pub(crate) struct SharedExpert<L, R> {
     pub(crate) mlp: Mlp<L>,
-    /// A sigmoid of its one output multiplies what the expert computes.
+    /// The expert's output is multiplied by the sigmoid of this one-output projection.
     pub(crate) gate: Option<R>,
 }
 
@@ -253,7 +253,7 @@ pub(crate) struct Routing {
 }
 
 impl Routing {
-    /// As the configuration says.
+    /// Takes the routing options from the configuration.
     pub(crate) fn of(experts: &Experts) -> Self {
         let Experts { n_active, scores, normalized, weight_multiplier, groups, .. } = *experts;
         Self { n_active, scores, normalized, weight_multiplier, groups }
@@ -370,14 +370,14 @@ impl<N, L, R> FeedForward<N, L, R> {
         }
     }
 
-    /// Its matrices, but for those that decide.
+    /// Its matrices, except routing matrices.
     pub(crate) fn linears(&self) -> impl Iterator<Item = &L> {
         let (dense, routed) = self.parts();
         let of_dense = dense.into_iter().flat_map(|mlp| [&mlp.up, &mlp.down]);
         of_dense.chain(routed.into_iter().flat_map(RoutedExperts::linears))
     }
 
-    /// Its small matrices that decide.
+    /// Its routing matrices.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
         self.parts().1.into_iter().flat_map(RoutedExperts::routers)
     }
@@ -404,13 +404,13 @@ impl<N, L, R> FeedForward<N, L, R> {
 }
 
 impl<L, R> RoutedExperts<L, R> {
-    /// The matrices of all experts, and around them.
+    /// The matrices of all experts, and the projections around them.
     pub(crate) fn linears(&self) -> impl Iterator<Item = &L> {
         let mlps = self.experts.iter().chain(self.shared.iter().map(|shared| &shared.mlp));
         mlps.flat_map(|mlp| [&mlp.up, &mlp.down]).chain(self.latent.iter().flatten())
     }
 
-    /// Its small matrices that decide.
+    /// Its routing matrices.
     pub(crate) fn routers(&self) -> impl Iterator<Item = &R> {
         [&self.router].into_iter().chain(self.shared.iter().filter_map(|shared| shared.gate.as_ref()))
     }
@@ -461,8 +461,8 @@ impl<N, L, R> BlockOperands<N, L, R> {
 pub(crate) trait BlockSteps<N, L, R> {
     /// The residual stream, `[n_rows, d_model]`.
     type Stream;
-    /// What a sublayer computes before it is added: the outputs of the heads, the activations of an MLP before its last matrix,
-    /// or the output of experts.
+    /// A sublayer's result before it is added to the residual stream: the outputs of the heads, the activations of an
+    /// MLP before its last matrix, or the output of experts.
     type Hidden;
 
     /// The residual stream twice, for two uses.
@@ -493,7 +493,7 @@ pub(crate) trait BlockSteps<N, L, R> {
         attended: Self::Hidden,
     ) -> Self::Stream;
 
-    /// The MLP's last matrix, or what the experts computed, added to the residual stream.
+    /// Adds the MLP's down projection, or the experts' outputs, to the residual stream.
     fn add_mlp(
         &mut self,
         mlp: &Sublayer<N, FeedForward<N, L, R>>,
@@ -501,13 +501,13 @@ pub(crate) trait BlockSteps<N, L, R> {
         hidden: Self::Hidden,
     ) -> Self::Stream;
 
-    /// Adds what the block makes of its own input, if it has one, and multiplies by its factor, if it has one.
+    /// Adds the projection of the block's own input, if it has one, and multiplies by its scale, if it has one.
     fn finish(&mut self, block: &BlockOperands<N, L, R>, x: Self::Stream) -> Self::Stream;
 }
 
-/// The residual stream `x` after a block: the mixer, attention to an encoder's rows and the MLP, those that the block has, each
-/// added to it in turn; or mixer and MLP of the same input, if the block [is parallel](BlockOperands::is_parallel); at last the
-/// block's own input and its factor.
+/// The residual stream `x` after a block. The parts that the block has are added one after the other: the mixer,
+/// cross-attention and the MLP; or mixer and MLP read the same input, if the block [is
+/// parallel](BlockOperands::is_parallel). Then come the block's own input and its scale.
 pub(crate) fn run_block<N, L, R, S>(steps: &mut S, block: &BlockOperands<N, L, R>, mut x: S::Stream) -> S::Stream
 where
     S: BlockSteps<N, L, R>,

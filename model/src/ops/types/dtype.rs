@@ -8,7 +8,7 @@ pub const BLOCK_SIZE: usize = 32;
 /// How matrices are stored. Norms, biases and activations are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtype {
-    /// 4 bytes a value; on the CPU 2 if that loses nothing. The only dtype that trains.
+    /// 4 bytes per value; on the CPU 2 if that is lossless. The only dtype that trains.
     #[default]
     F32,
     /// 2 bytes a value: IEEE half precision.
@@ -95,7 +95,7 @@ impl Dtype {
         ("q4", Self::Q4),
     ];
 
-    /// The dtypes that only files have, each with the dtype that it is converted to when it is saved or sent to a
+    /// The dtypes that occur only in files, each with the dtype to which it is converted when it is saved or sent to a
     /// GPU, from the widest. (A matrix stacked from several of them is saved as q8 if it is on the CPU; a GPU holds it
     /// as the widest of their converted dtypes.)
     const FROM_FILES: &'static [(&'static str, Self, Self)] = &[
@@ -117,8 +117,8 @@ impl Dtype {
         ("iq1", Self::Iq1, Self::Q8),
     ];
 
-    /// The blocks of a matrix in files and on GPUs, if it is quantized; of dtypes that only files have,
-    /// those of [`stored_as`](Self::stored_as).
+    /// The blocks of a matrix in files and on GPUs, if it is quantized; dtypes that occur only in files have the layout
+    /// of [`stored_as`](Self::stored_as).
     pub(crate) fn layout(self) -> Option<BlockLayout> {
         let layout = |bits, offset, has_minimum| Some(BlockLayout { bits, offset, has_minimum });
         match self.stored_as() {
@@ -130,7 +130,7 @@ impl Dtype {
         }
     }
 
-    /// Every dtype that a matrix can have, those that only files have included.
+    /// Every dtype that a matrix can have, including those that occur only in files.
     pub(crate) fn every() -> impl DoubleEndedIterator<Item = (&'static str, Self)> {
         Self::ALL.iter().copied().chain(Self::FROM_FILES.iter().map(|&(name, dtype, _)| (name, dtype)))
     }
@@ -145,7 +145,7 @@ impl Dtype {
         if self == other {
             return self;
         }
-        // Different dtypes of files have nothing in common but blocks of 32.
+        // Different file dtypes have only blocks of 32 in common.
         let (one, other) = (self.stored_as(), other.stored_as());
         match (one.layout(), other.layout()) {
             _ if one == other => one,
@@ -178,7 +178,7 @@ impl Dtype {
             && !matches!(self, Self::Iq4Nl | Self::Mxfp4 | Self::Q2 | Self::Int4 | Self::Int8 | Self::Fp8)
     }
 
-    /// The dtype in which a matrix of this one is saved: of those that only files have, the nearest of the others.
+    /// The dtype in which a matrix of this one is saved; file-only dtypes map to the nearest of the others.
     pub fn stored_as(self) -> Self {
         Self::FROM_FILES.iter().find(|(_, dtype, _)| *dtype == self).map_or(self, |(.., stored_as)| *stored_as)
     }
@@ -228,8 +228,8 @@ impl Dtype {
         }
     }
 
-    /// How embeddings are stored in a model of this dtype. Rounding hurts most there (they are `lm_head` too if the two are
-    /// tied), so they keep 8 bits.
+    /// How embeddings are stored in a model of this dtype. Rounding hurts most there (tied embeddings are also the
+    /// `lm_head`), so they keep 8 bits.
     pub fn for_embeddings(self) -> Self {
         if self.is_quantized() { Self::Q8 } else { self }
     }

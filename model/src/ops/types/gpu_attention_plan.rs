@@ -22,7 +22,7 @@ pub(in crate::ops) struct AttentionStep {
     pub(in crate::ops) plan: AttentionPlan,
     pub(in crate::ops) scale: f32,
     pub(in crate::ops) n_blocks: usize,
-    /// Tiles of the block that has the most.
+    /// Number of tiles of the block that has the most.
     pub(in crate::ops) n_tiles: usize,
     /// Index of the slopes in the table.
     pub(in crate::ops) slopes: usize,
@@ -86,7 +86,8 @@ impl AttentionPlan {
         }
     }
 
-    /// Query heads of a workgroup: the most that divide those that share a key head.
+    /// Query heads per workgroup: the largest number within the limit that divides the group of heads that share a key
+    /// head.
     pub(in crate::ops) fn heads(&self) -> usize {
         let shared = self.n_heads / self.n_kv_heads;
         (1..=MAX_QUERIES).rev().find(|n| shared.is_multiple_of(*n)).unwrap_or(1)
@@ -134,7 +135,7 @@ impl SharedArrays {
 pub(in crate::ops) enum QueryInput {
     /// Queries; keys and values are in their pools.
     Queries,
-    /// Queries, keys and values from the projection, of which `half` pairs per head are to be rotated.
+    /// Queries, keys and values from the projection, in which `half` pairs per head are to be rotated.
     Projected { half: usize },
 }
 

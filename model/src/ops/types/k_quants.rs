@@ -1,6 +1,6 @@
-//! Blocks that only files have, and that the CPU computes with as they are: GGML's blocks of 256 weights, in parts with
-//! scales of few bits times one f16 scale (K-quants, <https://github.com/ggml-org/llama.cpp/pull/1684>, and the formats
-//! whose names begin with `IQ`), and blocks of MXFP4.
+//! Block formats that occur only in files, and that the CPU computes with directly: GGML's blocks of 256 weights, in
+//! parts with scales of few bits times one f16 scale (K-quants, <https://github.com/ggml-org/llama.cpp/pull/1684>, and
+//! the formats whose names begin with `IQ`), and blocks of MXFP4.
 
 use std::array;
 
@@ -45,7 +45,7 @@ impl KBlock {
         })
     }
 
-    /// The same as blocks of 32, with scales and minima rounded to f16; only for formats with one scale per 32.
+    /// The block as blocks of 32, with scales and minima rounded to f16; only for formats with one scale per 32.
     pub(crate) fn small_blocks(&self) -> [QuantizedBlock; K_PARTS] {
         array::from_fn(|part| {
             let product = |unit: f32, own: i8| f16::from_f32(unit * f32::from(own));
@@ -73,7 +73,7 @@ impl MxBlock {
         self.values.map(|value| self.scale.to_f32() * f32::from(value))
     }
 
-    /// The same with a scale of f16, if that has the scale's exponent.
+    /// The block with an f16 scale, if f16 has the scale's exponent.
     pub(crate) fn small_block(&self) -> Option<QuantizedBlock> {
         let scale = f16::from_f32(self.scale.to_f32());
         let is_exact = scale.to_f32() == self.scale.to_f32();
@@ -94,16 +94,16 @@ pub(crate) struct GroupRun {
 /// The scales of a matrix of 8-bit floats.
 #[derive(Clone, Debug)]
 pub(crate) struct Fp8Scales {
-    /// Of each block, row of blocks after row of blocks.
+    /// The scale of each block, one row of blocks after the other.
     pub(crate) values: Vec<f32>,
-    /// Rows and inputs of a block; of the last ones there may be fewer.
+    /// Rows and inputs of a block; the last blocks may be smaller.
     pub(crate) block: [usize; 2],
     /// Blocks of a row.
     pub(crate) n_blocks: usize,
 }
 
 impl Fp8Scales {
-    /// The scales of row `row`; none behind the last row.
+    /// The scales of row `row`; empty after the last row.
     pub(crate) fn of_row(&self, row: usize) -> &[f32] {
         self.values
             .get(row / self.block[0] * self.n_blocks..)
@@ -134,8 +134,8 @@ pub(crate) enum BlockRows<'a> {
     Super(MatrixRows<'a, KBlock>),
     /// Blocks of MXFP4.
     Mx(MatrixRows<'a, MxBlock>),
-    /// Integers in runs of 32, of which `n_runs` share scale and zero point: 1, 2 or 4. `order` has the matrix's input
-    /// of each place in a row, unless inputs are in their own order.
+    /// Integers in runs of 32, where `n_runs` (1, 2 or 4) runs share scale and zero point. `order` gives the matrix's
+    /// input at each place of a row; `None` if inputs are in order.
     Groups { rows: MatrixRows<'a, GroupRun>, n_runs: usize, order: Option<Vec<u32>> },
     /// 8-bit floats, and their scales.
     Fp8(MatrixRows<'a, u8>, Fp8Scales),

@@ -1,5 +1,5 @@
-//! The ground floor of operations: what a tensor's place, a weight's format and an operation's options are. Bodies and the
-//! functions of [`ops`](super) import this; it imports neither.
+//! The base types of operations: placements of tensors, formats of weights, and options of operations. The bodies and
+//! the functions of [`ops`](super) import this module; it imports neither.
 
 mod block;
 mod dtype;

@@ -39,11 +39,11 @@ pub(crate) struct NormParts {
 /// Norms of queries and keys.
 #[derive(Clone, Debug)]
 pub(crate) struct QkNormParts<N> {
-    /// Of queries, and of keys.
+    /// Norm of queries, and of keys.
     pub(crate) norms: [N; 2],
-    /// Whether each head is normalized by itself.
+    /// Whether each head is normalized alone, or all together.
     pub(crate) span: QkNormSpan,
-    /// Whether they apply to what is rotated already.
+    /// Whether the norms apply after rotation.
     pub(crate) after_rope: bool,
 }
 
@@ -67,13 +67,13 @@ pub(crate) struct AttentionOptions {
     pub(crate) scale: f64,
     /// Scaled scores become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](crate::ops::soft_cap).
     pub(crate) softcap: Option<f64>,
-    /// Each row sees this many positions, the last of which is its own; if it looks both ways, also as many from its own on.
+    /// Each row sees this many positions, up to its own; in bidirectional models, as many from its own on, too.
     pub(crate) sliding_window: Option<usize>,
-    /// Whether a row also sees those behind it.
+    /// Whether a row also sees later rows.
     pub(crate) bidirectional: bool,
     /// One slope per query head: `slope * (key position - query position)` is added to the score.
     pub(crate) alibi_slopes: Option<Vec<f32>>,
-    /// What the distance between key and query adds to the score.
+    /// Bias of the score by the distance between key and query.
     pub(crate) relative: Option<Arc<RelativeScores>>,
 }
 
@@ -87,12 +87,12 @@ pub(crate) struct RelativeScores {
 }
 
 impl RelativeScores {
-    /// Of the distances from `-reach` on, `values [n_heads, n_distances]`.
+    /// `values [n_heads, n_distances]` are the biases for the distances from `-reach` on.
     pub(crate) fn new(values: Vec<f32>, n_distances: usize, reach: usize) -> Self {
         Self { values, n_distances, reach }
     }
 
-    /// What is added to the scores of a head's query at `position` with the keys from position 0 on.
+    /// Bias of the scores of a head's query at `position`, for keys from position 0 on.
     ///
     /// # Panics
     /// If `position` is beyond the reach.
@@ -102,14 +102,14 @@ impl RelativeScores {
 }
 
 impl AttentionOptions {
-    /// What the places of a query and a key add to the score of `head`.
+    /// Bias of the score of `head` for the positions of a query and a key.
     pub(crate) fn of_places(&self, head: usize, query: usize, key: usize) -> f32 {
         let slope = self.alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
         let relative = self.relative.as_ref().map_or(0.0, |relative| relative.of_keys(head, query)[key]);
         slope * (key as f32 - query as f32) + relative
     }
 
-    /// The heads to whose scores different numbers are added: 1 if none are.
+    /// Number of heads with different position biases: 1 if there are no biases.
     pub(crate) fn n_placed_heads(&self) -> usize {
         if self.alibi_slopes.is_some() || self.relative.is_some() { self.n_heads } else { 1 }
     }
@@ -134,14 +134,14 @@ pub(in crate::ops) fn document_ends(positions: &[u32]) -> Vec<usize> {
 /// The rows of one sequence in a step over the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct PagedRows {
-    /// Which rows of the step.
+    /// The rows of the step.
     pub(crate) rows: Range<usize>,
     /// Position of the first of these rows in its sequence.
     pub(crate) start: usize,
     /// Position of the first key; above 0 if earlier ones are outside every row's sliding window.
     pub(crate) first_key: usize,
-    /// Slots of the sequence's keys from `first_key` to the last row's own: `[n_keys]`. Of rows that see the keys of another text,
-    /// those of its keys.
+    /// Slots of the sequence's keys from `first_key` to the last row's own: `[n_keys]`. In cross-attention, the slots
+    /// of the source's keys.
     pub(crate) slots: Slots,
 }
 
@@ -207,7 +207,7 @@ pub enum Precision {
     Bf16,
 }
 
-/// What a GPU holds for this process, in bytes, by CubeCL's own account.
+/// GPU memory use of this process, in bytes, as reported by CubeCL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
     /// Tensors.
@@ -269,18 +269,19 @@ pub struct MuonStep {
     pub iterations: usize,
 }
 
-/// A parameter that [`muon`](crate::ops::muon) updates: flat, `[n_values]`, of matrices that are stacked. Each is updated on its own.
+/// A parameter that [`muon`](crate::ops::muon) updates: flat, `[n_values]`, of stacked matrices that are updated
+/// separately.
 #[derive(Clone, Debug)]
 pub struct MuonParam {
     /// Its value.
     pub value: Tensor<1>,
     /// Its gradient.
     pub gradient: Tensor<1>,
-    /// The average of its gradients; without one, it begins at 0.
+    /// Moving average of the gradients; `None` starts at 0.
     pub momentum: Option<Tensor<1>>,
     /// Rows of each matrix.
     pub rows: Vec<usize>,
-    /// Columns of all.
+    /// Columns of every matrix.
     pub width: usize,
 }
 
@@ -292,18 +293,18 @@ pub(crate) struct Dropout {
     pub(crate) probability: f64,
     /// Random seed of the forward pass.
     pub(crate) seed: u64,
-    /// Which tensor of the pass.
+    /// Identifies the tensor in the pass.
     pub(crate) place: u32,
 }
 
 impl Dropout {
-    /// Values of a block, whose random words are made together. One call of Philox makes four words, for values that
-    /// are a quarter of a block apart.
+    /// Values per block, whose random words are generated together. One call of Philox generates four words, for values
+    /// that are a quarter of a block apart.
     pub(in crate::ops) const BLOCK: usize = 64;
     /// The last number of Philox's counter, which keeps these words apart from other uses.
     pub(in crate::ops) const PURPOSE: u32 = u32::from_le_bytes(*b"drop");
 
-    /// Random words below it drop their value: `probability` of all.
+    /// Random words below this drop their value; it is `probability` of the range of words.
     pub(in crate::ops) fn threshold(self) -> u32 {
         (self.probability * 2f64.powi(32)) as u32
     }
@@ -319,8 +320,8 @@ impl MuonStep {
     /// Added to a matrix's norm before dividing by it.
     pub(in crate::ops) const NORM_EPS: f64 = 1e-7;
 
-    /// The rate of a matrix `[n_rows, width]`: if it has more rows than columns, its columns are longer, so the update is
-    /// scaled by the root of their ratio.
+    /// The learning rate of a matrix `[n_rows, width]`. If it has more rows than columns, the update is scaled by the
+    /// root of their ratio.
     pub(in crate::ops) fn rate_of(&self, [n_rows, width]: [usize; 2]) -> f64 {
         self.lr * (n_rows as f64 / width as f64).max(1.0).sqrt()
     }
@@ -367,17 +368,17 @@ pub(crate) struct LoraParts {
 }
 
 impl LoraShape {
-    /// Ranks of all pairs together.
+    /// Sum of the ranks of all pairs.
     pub fn total_rank(&self) -> usize {
         self.pairs.iter().map(|pair| pair.rank).sum()
     }
 
-    /// Values of all pairs together.
+    /// Number of values of all pairs.
     pub fn n_values(&self) -> usize {
         self.pairs.iter().map(|pair| pair.rank * (self.d_in + pair.rows.len())).sum()
     }
 
-    /// The place of each pair's `A`, and of its `B`.
+    /// The ranges of each pair's `A` and `B` in the flat values.
     pub fn places(&self) -> impl Iterator<Item = [Range<usize>; 2]> {
         let (mut of_a, mut of_b) = (0, self.total_rank() * self.d_in);
         self.pairs.iter().map(move |LoraPair { rows, rank, .. }| {

@@ -11,7 +11,7 @@ use super::{AttentionOptions, AttentionPlan, AttentionStep, BLOCK_LEN, Ints, PAG
 pub(crate) struct PagedSequences {
     sequences: Vec<PagedRows>,
     device: Device,
-    // Tables for a GPU, of layers without a sliding window and of those with it: all layers of a step are otherwise alike.
+    // GPU tables for layers without and with a sliding window: all layers of a step are otherwise alike.
     gpu_tables: [OnceLock<(Ints, AttentionStep)>; 2],
     can_fuse_append: bool,
 }
@@ -34,8 +34,8 @@ impl PagedSequences {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: true }
     }
 
-    /// The sequences of a step whose rows see the keys of another text each, all of them, or only some of their own. Only the CPU has
-    /// a body for this.
+    /// Sequences whose rows see all keys of another text each (cross-attention), or only some keys of their sequence.
+    /// Only the CPU has a body for this.
     pub(crate) fn with_other_keys(sequences: Vec<PagedRows>, device: &Device) -> Self {
         Self { sequences, device: device.clone(), gpu_tables: Default::default(), can_fuse_append: false }
     }
@@ -65,14 +65,14 @@ impl PagedSequences {
         self.can_fuse_append && self.decode()
     }
 
-    /// The kernel's table, and numbers that are equal for steps with the same launches. `None` if there is no kernel
-    /// for the options.
+    /// The kernel's table, and numbers that are equal for steps with the same launches. `None` if no kernel supports
+    /// the options.
     pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
         let (table, step) = self.gpu_table(options)?;
         Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
     }
 
-    /// The kernel's table and parameters. `None` if there is no kernel for the options.
+    /// The kernel's table and parameters. `None` if no kernel supports the options.
     pub(in crate::ops) fn gpu_table(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, bidirectional, .. } = *options;
         if bidirectional || options.relative.is_some() {
@@ -110,7 +110,7 @@ impl PagedSequences {
                 n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
             }
             let slots = sequence.slots.host();
-            // The first key may be anywhere in its page, the others are the first of theirs.
+            // The first key may be anywhere in its page; every other page starts at its first slot.
             let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
             pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
         }

@@ -1,28 +1,27 @@
-//! Which body of an operation a tensor gets.
+//! Selects the body of an operation for a tensor.
 
 use burn::{backend::DispatchDevice, tensor::Device};
 
-/// Where tensors are, and whether operations on them are recorded for a backward pass: what decides the body of an
-/// operation.
+/// Where a tensor is, and whether operations on it are recorded for a backward pass. Selects the body of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Placement {
     /// Memory of the CPU (Burn's Flex).
     Cpu,
-    /// The same, with gradients recorded.
+    /// A CPU, with gradients recorded.
     CpuTraining,
     /// A GPU (CubeCL). There is none in builds without the feature `gpu`.
     Gpu,
-    /// The same, with gradients recorded.
+    /// A GPU, with gradients recorded.
     GpuTraining,
 }
 
 impl Placement {
-    /// Of tensors on `device`.
+    /// The placement of tensors on `device`.
     pub(crate) fn of(device: &Device) -> Self {
         Self::of_backend(device.as_dispatch())
     }
 
-    /// The same, of Burn's own name of a device.
+    /// The placement for Burn's own device type.
     pub(in crate::ops) fn of_backend(device: &DispatchDevice) -> Self {
         match device {
             DispatchDevice::Autodiff(recording) => match is_gpu(recording) {
@@ -47,7 +46,7 @@ impl Placement {
     }
 }
 
-/// Of the two backends of this crate, whether it is the GPU's.
+/// Whether the backend of `device` is the GPU's.
 fn is_gpu(device: &DispatchDevice) -> bool {
     #[cfg(feature = "gpu")]
     if let DispatchDevice::Cube(_) = device {

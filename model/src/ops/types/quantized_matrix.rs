@@ -1,4 +1,4 @@
-//! Quantized matrices in row order: the form in which they go between files and devices.
+//! Quantized matrices in row order: the exchange format between files and devices.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! What recurrent layers compute on: rows of sequences, each with a state, and the shapes of the operations.
+//! Inputs of recurrent layers: rows of sequences, each with a state, and the shapes of the operations.
 
 use std::{iter::StepBy, ops::Range, sync::Arc};
 
@@ -10,11 +10,11 @@ pub(in crate::ops) const STATE_COLUMNS: usize = 32;
 /// Consecutive rows of one sequence or document. They follow one state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecurrentSpan {
-    /// Which rows of the step.
+    /// The rows of the step.
     pub(crate) rows: Range<usize>,
-    /// Whether the first of them is the first of its sequence: the state before it is then zero, and not read.
+    /// Whether the span starts its sequence: the state before it is then zero, and not read.
     pub(crate) is_first: bool,
-    /// The slot of the pool in which the sequence's state is kept. Without one, the state is forgotten behind the last row.
+    /// The slot of the pool in which the sequence's state is kept. `None`: the state is dropped after the last row.
     pub(crate) slot: Option<usize>,
 }
 
@@ -26,8 +26,8 @@ pub(crate) struct RecurrentRows {
 }
 
 impl RecurrentRows {
-    /// `batch` sequences of `seq_len` rows, one behind the other, without states before or behind them. With `positions`
-    /// (`[batch * seq_len]`, the place of each row in its document), a row at 0 begins a document of its own.
+    /// `batch` sequences of `seq_len` rows, one after the other, without states before or after them. With `positions`
+    /// (`[batch * seq_len]`, the position of each row in its document), a row at 0 begins a new document.
     ///
     /// # Panics
     /// Unless there is a position for each row.
@@ -60,7 +60,7 @@ impl RecurrentRows {
         Self { spans: Arc::new(spans), n_rows }
     }
 
-    /// The spans, in the order of their rows, which are all rows.
+    /// The spans, in the order of their rows; together they have all rows.
     pub(crate) fn spans(&self) -> &[RecurrentSpan] {
         &self.spans
     }
@@ -145,17 +145,17 @@ impl RecurrentHeads {
     }
 }
 
-/// How a state follows from the one before, a matrix `[k_dim, v_dim]` for each value head.
+/// How the state, a matrix `[k_dim, v_dim]` per value head, follows from the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) enum RecurrentRule {
-    /// The gated delta rule: what the key already recalls is subtracted from the value. Queries and keys are normalized.
-    /// Rows are queries, keys, values.
+    /// The gated delta rule: the value already stored at the key is subtracted from the new value. Queries and keys are
+    /// normalized. Rows are queries, keys, values.
     GatedDelta,
     /// Mamba-2's state space: the value is added. Rows are values (`x`), keys (`B`), queries (`C`).
     StateSpace,
 }
 
-/// A recurrence over rows that are laid out as its rule says.
+/// A recurrence over rows; the rule defines their layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::ops) struct Recurrence {
     pub(in crate::ops) rule: RecurrentRule,
@@ -197,7 +197,7 @@ impl Recurrence {
         }
     }
 
-    /// What a query is multiplied by.
+    /// Factor of the queries.
     pub(in crate::ops) fn scale(&self) -> f32 {
         match self.rule {
             RecurrentRule::GatedDelta => 1.0 / (self.heads.k_dim as f32).sqrt(),

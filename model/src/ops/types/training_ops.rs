@@ -1,17 +1,17 @@
-//! What an operation with a hand-written backward pass is, and those that have bodies for the CPU and for GPUs.
+//! Operations with a hand-written backward pass: their trait, and the ones that have bodies for the CPU and for GPUs.
 
 use std::{any::type_name, fmt::Debug};
 
 use super::{AttentionOptions, Dropout, NormOptions};
 use crate::config::{Activation, QkNormSpan};
 
-/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
+/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or the device's largest buffer. The
 /// logits of a whole batch never exist.
 pub const GPU_LOGITS_AT_ONCE: usize = 1 << 26;
 
 /// An operation on contiguous f32 tensors `T` in the memory of one kind of device, with its gradients.
 pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
-    /// What a profile calls it.
+    /// The operation's name in a profile.
     fn name(&self) -> &'static str {
         type_name::<Self>()
     }
@@ -21,7 +21,7 @@ pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
     /// returned.
     fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
 
-    /// Whether a large output is computed again in the backward pass instead of being kept for it.
+    /// Whether a large output is recomputed in the backward pass instead of being kept for it.
     fn is_cheap(&self) -> bool {
         false
     }
@@ -31,9 +31,9 @@ pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
         true
     }
 
-    /// Whether the gradient of the first input, a parameter, is added to those of its other uses here. Burn would make a tensor
-    /// for it first. If so, the last of `saved` in the backward pass is their sum, if there is one yet, and what
-    /// [`backward`](Self::backward) returns takes its place.
+    /// Whether this operation adds the gradients of all uses of its first input, a parameter. Burn would allocate a
+    /// separate tensor for each use. If true, the last of `saved` in the backward pass is the sum so far, if there is
+    /// one, and the gradient that [`backward`](Self::backward) returns replaces it.
     fn adds_to_gradient(&self) -> bool {
         false
     }
@@ -44,8 +44,8 @@ pub(in crate::ops) trait TrainingOp<T>: Debug + Send + Sync {
         false
     }
 
-    /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
-    /// or comes from another operation, it may be `None`.
+    /// The gradient of each input, in its shape, from the gradient of the output. It may be `None` for an input whose
+    /// gradient is not `wanted`, or comes from another operation.
     fn backward(&self, inputs: &[T], saved: Vec<T>, gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
 }
 
@@ -59,7 +59,7 @@ pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
 pub(in crate::ops) struct QkNormalize {
     pub(in crate::ops) span: QkNormSpan,
     pub(in crate::ops) options: AttentionOptions,
-    /// Of both norms.
+    /// Options of both norms.
     pub(in crate::ops) norm: NormOptions,
 }
 

@@ -79,7 +79,7 @@ fn has_device_file() -> bool {
 
 fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
     let options = Device::wgpu_options().device_kind(kind.clone());
-    // CubeCL reads its variable unless it is told a number.
+    // CubeCL reads its environment variable unless a number is given.
     let options = match std::env::var_os("CUBECL_WGPU_MAX_TASKS") {
         Some(_) => options,
         None => options.tasks_max(TASKS_PER_SUBMIT),
@@ -96,7 +96,7 @@ fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
 #[cfg(feature = "cuda")]
 fn native(choice: DeviceChoice, kind: DeviceType, number: usize) -> Result<Chosen> {
     let devices = Device::enumerate(kind);
-    // A launcher may show each process its own GPU alone.
+    // A launcher may show each process only its own GPU.
     let number = if devices.len() == 1 { 0 } else { number };
     match devices.iter().nth(number) {
         Some(device) => Ok(Chosen { device: device.clone(), reason: "requested".to_owned() }),

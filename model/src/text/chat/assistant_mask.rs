@@ -1,10 +1,10 @@
 //! Finds which tokens of a conversation the assistant writes: what fine-tuning trains.
 //!
-//! A template may say so with `{% generation %}` tags, as in `transformers`. Otherwise the conversation is rendered
-//! several times, and the texts are compared. For the assistant's message i, what it writes begins where the
-//! conversation of the messages before i, with a generation prompt, ends; and ends where the conversation of the messages
-//! up to i ends. Some templates write a message differently if others follow. Then the text is located by rendering the
-//! whole conversation with another text in place of the message.
+//! A template may mark them with `{% generation %}` tags, as in `transformers`. Otherwise the conversation is rendered
+//! several times, and the texts are compared. The assistant's text of message i begins at the end of the rendered
+//! messages before i with a generation prompt, and ends at the end of the rendered messages up to i. Some templates
+//! write a message differently if others follow. Then the text is located by rendering the whole conversation with
+//! another text in place of the message.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ pub struct MaskedChat {
     pub ids: Vec<TokenId>,
     /// For each id, whether any of its text is the assistant's.
     pub is_assistant: Vec<bool>,
-    /// How the assistant's text was found.
+    /// For each id, whether any of its text was written by the assistant.
     pub source: MaskSource,
 }
 
@@ -128,7 +128,7 @@ impl Renderings<'_> {
         self.template.render_inputs(&inputs, &context).ok()
     }
 
-    /// The text between the template's tags; `None` if it has no tags, or processes what is between them.
+    /// The text between the template's tags; `None` if it has no tags, or processes the text between them.
     fn tagged_spans(&self, text: &str, [start, end]: [char; 2]) -> Result<Option<Vec<Range<usize>>>> {
         let sources = self.template.compiled_sources();
         if !sources.contains(GENERATION_START) {
@@ -162,7 +162,7 @@ impl Renderings<'_> {
         Ok(spans)
     }
 
-    /// What the assistant writes, found by rendering.
+    /// The assistant's spans, found by rendering.
     fn found_spans(&self, text: &str, first: usize) -> Result<Vec<Range<usize>>> {
         let mut spans: Vec<Range<usize>> = Vec::new();
         for index in self.assistants_from(first) {
@@ -172,7 +172,7 @@ impl Renderings<'_> {
         Ok(spans)
     }
 
-    /// What the assistant writes as message `index`. `before` is the end of the previous such span.
+    /// The assistant's span of message `index`. `before` is the end of the previous span.
     fn span(&self, text: &str, index: usize, before: usize) -> Option<Range<usize>> {
         let span = self.rendered_span(text, index, before)?;
         (span.start <= span.end).then_some(span)
@@ -218,7 +218,7 @@ impl Renderings<'_> {
         Some(start..end + n_bytes)
     }
 
-    /// Where `text`, the rendering of `messages`, depends on what the assistant says in message `index`.
+    /// Where `text`, the rendering of `messages`, depends on the assistant's text in message `index`.
     fn locate(&self, text: &str, messages: &[Value], index: usize) -> Option<Range<usize>> {
         let mut messages = messages.to_vec();
         let content = self.template.text_content(ASSISTANT, &self.stand_in.to_string());

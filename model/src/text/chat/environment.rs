@@ -42,7 +42,7 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
         .lstrip_blocks(true)
         .build()
         .map_err(|error| compile_error(&error, origin))?;
-    // Filters, tests and methods are those of `python`.
+    // Filters, tests and methods come from `python`.
     let mut environment = Environment::empty();
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
@@ -104,7 +104,7 @@ fn keeps_tools(source: &str, syntax: SyntaxConfig) -> bool {
     })
 }
 
-/// Whether a template reads a variable of this name, which may be one of its own.
+/// Whether a template reads a variable of this name; it may also be a variable that the template itself sets.
 pub(super) fn reads_variable(source: &str, name: &str, syntax: SyntaxConfig) -> bool {
     let tokens: Vec<Token<'_>> =
         tokenize(source, false, syntax).map_while(Result::ok).map(|(token, _)| token).collect();
@@ -121,8 +121,8 @@ pub(super) fn reads_thinking_parts(source: &str) -> bool {
     is_compared && !source.contains("reasoning_content")
 }
 
-/// Whether a template expects none instead of an empty text for a message without content: it compares `content` with
-/// none (`message['content'] is none`, `message.content is not none`), and nowhere with an empty text. Longer names
+/// Whether a template expects `none` instead of an empty text for a message without content: it compares `content` with
+/// `none` (`message['content'] is none`, `message.content is not none`), and nowhere with an empty text. Longer names
 /// that end in `content`, such as `reasoning_content`, do not count.
 pub(super) fn asks_for_none(source: &str) -> bool {
     let parts: Vec<&str> = source.split("content").collect();
@@ -197,9 +197,9 @@ fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
 pub(super) const GENERATION_START: &str = "hearth_generation_start";
 pub(super) const GENERATION_END: &str = "hearth_generation_end";
 
-/// Replaces `{% generation %}` tags, which mark what the assistant writes, by tags that the engine knows. The white space
-/// that the old tags remove is removed by the new ones. As in `transformers`, variables that are set in between are unknown
-/// behind them.
+/// Replaces `{% generation %}` tags, which mark the assistant's text, by tags that the engine knows. The new tags
+/// remove the same white space as the old ones. As in `transformers`, variables that are set between the tags are
+/// undefined after them.
 fn with_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
@@ -209,7 +209,7 @@ fn with_generation_marks(source: &str) -> String {
         let tag = &rest[start..start + len];
         plain.push_str(&rest[..start]);
         let name = tag[2..len - 2].trim_matches(['-', '+']).trim();
-        // What stands before the name and behind it: white space, and signs that remove white space.
+        // The characters before and after the name: white space, and signs that remove white space.
         let (before, after) = tag.split_once(name).unwrap_or((tag, ""));
         match name {
             "generation" => {

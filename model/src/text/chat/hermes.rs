@@ -1,26 +1,27 @@
-//! Tools for chat templates that do not write them: as text in the format of Hermes, which many models know.
+//! Tools for chat templates without tool support: as text in the Hermes format, which many models know.
 //!
-//! Serving and training use this alike, so a model is asked as it was taught.
+//! Serving and training share this code, so a model is prompted as it was trained.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
 use super::{ChatTemplate, Message};
 
-/// A call: what is before the function's name, between the name and the arguments, and after them.
+/// A call: the text before the function's name, between the name and the arguments, and after the arguments.
 pub const CALL: [&str; 3] = ["<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>"];
 
-/// What is between two calls.
+/// The text between two calls.
 pub const SEPARATOR: &str = "\n";
 
 /// The mark of a call, in templates that write calls in this format.
 const MARK: &str = "<tool_call>";
 
 impl ChatTemplate {
-    /// The messages, with what the template does not write itself as text: descriptions of `tools`, in the system message; and
-    /// earlier calls and their results. With tools, earlier calls get the format in which new ones are written.
+    /// The messages, with everything that the template does not write itself as text: descriptions of `tools` in the
+    /// system message; earlier calls and their results. If there are tools, earlier calls are written in the format of
+    /// new ones.
     ///
-    /// The assistant's messages stay as many, in their order.
+    /// The number and the order of the assistant's messages do not change.
     pub fn with_tools_as_text(&self, mut messages: Vec<Message>, tools: Option<&[Value]>) -> Vec<Message> {
         let source = self.tools_source();
         let writes = |sign: &str| self.takes_tools() || source.contains(sign);
@@ -79,7 +80,7 @@ fn as_text(mut message: Message) -> Message {
     message
 }
 
-/// Whether a text is a JSON object. It is not kept: it may be long.
+/// Whether a text is a JSON object. The object is not built: it may be large.
 fn is_object(text: &str) -> bool {
     text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }

@@ -1,6 +1,6 @@
 //! Replaces instructions of a compiled template.
 //!
-//! Operators, filters, tests, methods and what creates values become calls of the functions in
+//! Operators, filters, tests, methods and instructions that create values become calls of the functions in
 //! [`operations`](super::operations), which compute as Python does and count what they create. The engine's version is
 //! pinned, because its instructions are not a public interface.
 
@@ -25,7 +25,7 @@ pub(super) fn watched<'source>(template: &Template<'source, 'source>) -> Watched
     (rewritten(&compiled.instructions), blocks.collect())
 }
 
-/// New instructions, and the position of the old one in whose place they are.
+/// New instructions, and the position of the old instruction that they replace.
 type Part<'source> = (Option<u32>, Vec<Instruction<'source>>);
 
 fn rewritten<'source>(old: &Instructions<'source>) -> Instructions<'source> {
@@ -110,8 +110,8 @@ impl<'source> Macro<'source> {
         built.filter(|(_, built)| built.arguments.iter().any(|(_, default)| default.is_some())).collect()
     }
 
-    /// Reads the arguments, of which the engine stores the last first. Assignments to variables at the start of the body are
-    /// told from them by what is on the stack, so they are counted by the names in front of `BuildMacro`.
+    /// Reads the arguments; the engine stores the last one first. Assignments to variables at the start of the body
+    /// look the same, so arguments are counted by the names in front of `BuildMacro`.
     fn read(old: &Instructions<'source>, name: &'source str, start: u32) -> Option<Self> {
         let is_own = |instruction: &Instruction<'_>| matches!(instruction, Instruction::BuildMacro(_, other, _) if *other == start);
         let end = (start..).find(|at| old.get(*at).is_none_or(is_own))?;
@@ -161,8 +161,8 @@ impl<'source> Macro<'source> {
     }
 }
 
-/// The names that a macro's body uses and the engine does not give it: it overlooks those that the body only assigns to
-/// (`{% set ns.x = 1 %}`). `at` is the position of the macro's `GetClosure`, behind its body.
+/// Names that a macro's body uses but that the engine does not pass to it: it overlooks names that the body only
+/// assigns to (`{% set ns.x = 1 %}`). `at` is the position of the macro's `GetClosure`, after its body.
 fn not_enclosed<'source>(instructions: &Instructions<'source>, at: u32) -> BTreeSet<&'source str> {
     let start = (at..).map_while(|at| instructions.get(at)).find_map(|instruction| match instruction {
         Instruction::BuildMacro(_, start, _) => Some(*start),
@@ -173,7 +173,7 @@ fn not_enclosed<'source>(instructions: &Instructions<'source>, at: u32) -> BTree
         Instruction::Lookup(name) | Instruction::CallFunction(name, _) => Some(*name),
         _ => None,
     });
-    // `Enclose` right in front of `GetClosure`: those of macros within the body are their own.
+    // `Enclose` directly before `GetClosure`: instructions of macros within the body belong to those macros.
     let enclosed = (0..at).rev().map_while(|at| match instructions.get(at)? {
         Instruction::Enclose(name) => Some(*name),
         _ => None,
@@ -182,7 +182,7 @@ fn not_enclosed<'source>(instructions: &Instructions<'source>, at: u32) -> BTree
     used.filter(|name| !enclosed.contains(name)).collect()
 }
 
-/// What an instruction is replaced by.
+/// The replacement of an instruction.
 fn replacement<'source>(instruction: &Instruction<'source>) -> Vec<Instruction<'source>> {
     use Instruction::{CallFunction, DiscardTop, LoadConst, UnpackList};
     let own = instruction.clone();

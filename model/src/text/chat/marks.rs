@@ -1,8 +1,8 @@
 //! Distinguishes special tokens that a template writes from the same strings in inputs.
 //!
 //! A character that occurs nowhere is inserted into such strings, after the first character, and at the start of each
-//! text part of a content, so that no special token is made of several parts. The tokenizer then finds only the template's
-//! own special tokens in the rendered text, and removes the marks.
+//! text part of a content, so that several parts cannot form a special token together. The tokenizer then finds only
+//! the template's own special tokens in the rendered text, and removes the marks.
 
 use std::collections::HashSet;
 

@@ -58,14 +58,14 @@ pub enum MessageError {
     /// A member is missing or null.
     #[error("missing field `{0}`")]
     Missing(&'static str),
-    /// A member is not what it must be.
+    /// A member has a wrong type or value.
     #[error("`{path}` must be {allowed}")]
     Invalid {
         /// The member's path in the message, such as `content[0].type`.
         path: String,
-        /// What it must be.
+        /// Allowed types or values.
         allowed: &'static str,
-        /// What it is.
+        /// The given value.
         given: Value,
     },
 }
@@ -84,9 +84,9 @@ impl Message {
 
 /// Reads a message in OpenAI's format, as in requests and data sets. `content` is a string, or an array of text parts,
 /// which are joined by newlines; an assistant's message may have none. An assistant's refusal, a part or a member
-/// `refusal`, is text like any other, and its parts of type `thinking` become the member `reasoning_content`. Members that
-/// are null, and empty `tool_calls`, are left out: rows of tables have every member, and templates tell messages with
-/// calls by that member.
+/// `refusal`, is text like any other, and its parts of type `thinking` become the member `reasoning_content`. Members
+/// that are null, and empty `tool_calls`, are left out: rows of tables have every member, and templates detect messages
+/// with calls by the presence of `tool_calls`.
 impl TryFrom<Map<String, Value>> for Message {
     type Error = MessageError;
 
@@ -219,7 +219,7 @@ impl ChatTemplate {
         Err(first_error.unwrap_or_else(|| unreachable!("there is always a form")))
     }
 
-    /// Whether the template accepts a call whose arguments are a string, but does not write them.
+    /// Whether the template accepts a call whose arguments are a string, but does not write the string.
     fn drops_strings(&self, context: &RenderContext) -> bool {
         const PROBE: &str = "Zq1";
         let function = json!({ "name": "f", "arguments": PROBE });
@@ -332,8 +332,8 @@ mod tests {
         assert!(error.contains("an object"), "of the first form: {error}");
     }
 
-    /// As templates of many models write arguments. Those of Qwen 3 Coder, GLM, Gemma and MiniMax loop over them, the last
-    /// only if they are an object.
+    /// Arguments as the templates of many models write them. The templates of Qwen 3 Coder, GLM, Gemma and MiniMax loop
+    /// over the arguments; MiniMax's only if they are an object.
     const WRITTEN_ARGUMENTS: [&str; 8] = [
         "{{ f.arguments | tojson }}",
         "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}",

@@ -9,7 +9,7 @@ use minijinja::{
 
 use super::{budget::Budget, python};
 
-/// Names of the functions, which no template can spell. Those of operators have the operator in the middle.
+/// Names of the functions, which no template can spell. The names of operators have the operator in the middle.
 pub(super) const ADD: &str = "left + right";
 pub(super) const SUBTRACT: &str = "left - right";
 pub(super) const MULTIPLY: &str = "left * right";

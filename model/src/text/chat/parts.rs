@@ -1,9 +1,9 @@
 //! Contents that are lists of text parts.
 //!
-//! OpenAI's API allows a text or a list of parts as content. Most templates read a text, many also a list, and some only
-//! a list. As in vLLM, a template that reads lists gets the parts as they were sent, one that reads only lists gets each
-//! text as a list of one part, and for the others, as well as in results of tools, the parts are joined by newlines. What
-//! a template reads is found by rendering short conversations.
+//! OpenAI's API allows a text or a list of parts as content. Most templates read a text, many also a list, and some
+//! only a list. As in vLLM, a template that reads lists gets the parts as they were sent, and a template that reads
+//! only lists gets each text as a list of one part. For other templates, and in results of tools, the parts are joined
+//! by newlines. Rendering short conversations shows which form a template reads.
 
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ mod tests {
     /// Also trims, as Gemma's templates do.
     const BOTH: &str = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content | trim }}{% else %}\
                         {% for part in m.content %}{{ part.text | trim }}{% endfor %}{% endif %}{% endfor %}";
-    /// Of a system message's parts it writes only the first.
+    /// Writes only the first part of a system message.
     const FIRST: &str = "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% elif m.role == \
                          'system' %}{{ m.content[0].text }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}\
                          {% endif %}{% endfor %}";

@@ -1,9 +1,9 @@
 //! Python's values, operators and methods, with which chat templates compute.
 //!
-//! The template engine has its own, which differ in many details: what a float or a list looks like as text, what is
-//! compared, which methods there are, what is an error. Templates are tested with Python's Jinja only, so every operation
-//! of theirs is done here instead ([`instructions`](super::instructions) redirects them). What Python would reject is an
-//! error; what is not supported is an error that names it.
+//! The template engine has its own, which differ in many details: how a float or a list is written, how values compare,
+//! which methods exist, which operations fail. Templates are tested with Python's Jinja only, so every operation of a
+//! template is computed here instead ([`instructions`](super::instructions) redirects them). What Python rejects is an
+//! error; an unsupported feature is an error that names it.
 
 mod calls;
 mod filters;
@@ -41,8 +41,8 @@ pub(super) use self::{
 
 pub(super) type Result<T = Value> = std::result::Result<T, Error>;
 
-// Kinds of values need each other: texts format values of any kind, and methods of some values call those of others. Such calls
-// go through here.
+// Values of different types depend on each other: texts format values of any type, and methods of some values call
+// methods of others. Such calls go through here.
 
 /// Applies the filter `name`.
 pub(super) fn apply_filter(state: &mut State<'_, '_>, name: &str, value: &Value, arguments: &[Value]) -> Result {
@@ -78,7 +78,7 @@ pub(super) fn error(what: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }
 
-/// What a value is in Python.
+/// The Python type of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Undefined,
@@ -164,7 +164,7 @@ pub(super) fn items(value: &Value) -> Result<Vec<Value>> {
     }
 }
 
-/// The number of items; `None` for what has no length.
+/// The number of items; `None` if the value has no length.
 fn length(value: &Value) -> Option<usize> {
     match Type::of(value) {
         Type::Undefined => Some(0),
@@ -248,7 +248,7 @@ fn write_pairs(out: &mut String, dict: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A text in quotes, with escapes for what cannot be printed.
+/// A text in quotes, with escapes for characters that cannot be printed.
 fn write_quoted(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

@@ -1,4 +1,4 @@
-//! The marks around what a model thinks before it answers.
+//! The marks around a model's thoughts (reasoning) before its answer.
 
 mod form;
 mod scan;
@@ -6,12 +6,12 @@ mod scan;
 pub use form::{Opens, ThoughtForm, ThoughtMarks};
 pub use scan::{Part, Place, ThoughtScan};
 
-/// All marks of all forms that stand around thoughts.
+/// All marks around thoughts, of all forms.
 fn marks() -> impl Iterator<Item = &'static ThoughtMarks> {
     form::all().flat_map(|form| form.marks)
 }
 
-/// The marks of which one closes the thought that is open at the end of a text. `None` if none is.
+/// The marks that can close the thought that is open at the end of a text. `None` if no thought is open.
 pub fn open_at_end(text: &str) -> Option<&'static [&'static str]> {
     let open = marks().filter_map(|marks| {
         let at = text.rfind(marks.open)?;

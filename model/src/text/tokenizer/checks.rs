@@ -1,4 +1,4 @@
-//! What the `tokenizers` library accepts in `tokenizer.json` and then panics on.
+//! Checks for errors in `tokenizer.json` that the `tokenizers` library accepts and then panics on.
 
 use std::collections::HashSet;
 
@@ -96,7 +96,7 @@ enum MergeJson {
     Line(String),
 }
 
-/// The keys of an object; nothing of a list.
+/// The keys of an object; ignores a list.
 fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashSet<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -110,7 +110,7 @@ fn keys<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashSet<String>, D
     })
 }
 
-/// Checks that both parts of each merge, and what they make, are tokens.
+/// Checks that both parts of each merge, and their result, are tokens.
 pub(super) fn check_merges(tokenizer_json: &[u8]) -> Result<(), String> {
     let Ok(MergesJson { model }) = serde_json::from_slice(tokenizer_json) else { return Ok(()) };
     let prefix = model.continuing_subword_prefix.unwrap_or_default();
@@ -170,7 +170,7 @@ fn check_map(base64: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The bytes that base64 stands for.
+/// The decoded bytes of a base64 text.
 fn decoded(base64: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => Some(byte - b'A'),

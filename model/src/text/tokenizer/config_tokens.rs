@@ -1,4 +1,4 @@
-//! The tokens that `tokenizer_config.json` adds to those of `tokenizer.json`, as `transformers` adds them.
+//! Adds the tokens of `tokenizer_config.json` to the tokens of `tokenizer.json`, as `transformers` does.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::TokenId;
 /// The roles of tokens, in the order in which new tokens get ids.
 const ROLES: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Classes of byte-level tokenizers whose pre-tokenizer is made anew from the configuration.
+/// Classes of byte-level tokenizers whose pre-tokenizer is built from the configuration.
 const BYTE_LEVEL_CLASSES: [&str; 5] =
     ["CodeGenTokenizer", "CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "Qwen2Tokenizer"];
 
@@ -104,7 +104,7 @@ impl AddedTokenJson {
 }
 
 impl ConfigJson {
-    /// For folders whose tokenizer is a SentencePiece model; as in `transformers` 5 where the file does not say it.
+    /// For folders whose tokenizer is a SentencePiece model; defaults as in `transformers` 5.
     pub(super) fn sentence_piece_options(&self) -> sentence_piece::Options {
         let flag = |key: &str, absent| self.rest.get(key).and_then(Value::as_bool).unwrap_or(absent);
         sentence_piece::Options {
@@ -129,7 +129,7 @@ impl ConfigJson {
         self.rest.get(key).and_then(Value::as_str)
     }
 
-    /// Older folders have the roles in `special_tokens_map.json`, which counts if there is no `added_tokens_decoder`.
+    /// Older folders have the roles in `special_tokens_map.json`, which applies if there is no `added_tokens_decoder`.
     pub(super) fn with_map(self, map: Self) -> Self {
         if self.added_tokens_decoder.is_some() {
             return self;
@@ -171,7 +171,7 @@ impl ConfigJson {
         token.as_ref().map(TokenJson::content)
     }
 
-    /// The tokens with a role: the usual ones, then those of this model, such as `image_token`.
+    /// The tokens with a role: the usual ones, then model-specific ones, such as `image_token`.
     fn named(&self) -> Vec<TokenJson> {
         let further = |name: &str| self.rest.get(name).and_then(|value| TokenJson::deserialize(value).ok());
         let usual = ROLES.into_iter().filter_map(|role| match role {
@@ -208,7 +208,7 @@ pub(super) fn add(library: &mut tokenizers::Tokenizer, config: &ConfigJson) -> t
             TokenJson::Plain(_) => token.added(false),
         })
         .collect();
-    // The library leaves out those that it has.
+    // The library skips tokens that it has already.
     library.add_tokens(tokens)?;
     for (id, token) in config.added_tokens_decoder.iter().flatten() {
         let found = library.token_to_id(token.content());
@@ -237,7 +237,7 @@ fn added_token<'a>(library: &'a tokenizers::Tokenizer, content: &str) -> Option<
     added.get_added_tokens_decoder().get(added.get_vocab().get(content)?)
 }
 
-/// What is added for a token with a role: a special token, unless it is an ordinary word. `None` if nothing is.
+/// The token to add for a role: a special token, unless it is an ordinary word. `None` if none is to be added.
 fn with_role(library: &tokenizers::Tokenizer, token: &TokenJson) -> Option<AddedToken> {
     let content = token.content();
     let known = added_token(library, content);
@@ -264,8 +264,8 @@ pub(crate) fn looks_like_control(content: &str) -> bool {
     is_within('<', '>') || is_within('[', ']')
 }
 
-/// Whether an ordinary word is spelled as its token (in byte-level vocabularies, a line break is `Ċ`). `None` if the token
-/// is no word that text is split into.
+/// Whether the token of an ordinary word is spelled like the word (in byte-level vocabularies, a line break is `Ċ`).
+/// `None` if the token is not a word into which text is split.
 fn spelling(library: &tokenizers::Tokenizer, content: &str, id: TokenId) -> Option<bool> {
     if looks_like_control(content) {
         return None;

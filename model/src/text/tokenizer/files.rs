@@ -57,8 +57,8 @@ struct ModelJson {
 }
 
 impl Tokenizer {
-    /// As [`from_dir`](Self::from_dir), for the texts that a translator writes: Marian has their pieces in a file of their own. For
-    /// other models, it is the tokenizer of all texts.
+    /// As [`from_dir`](Self::from_dir), for the texts that a translation model writes: Marian has a separate file with
+    /// the pieces of target texts. For other models, it is the same tokenizer.
     ///
     /// # Errors
     /// As [`from_dir`](Self::from_dir).
@@ -111,7 +111,8 @@ fn read_side(dir: &Path, side: Side) -> Result<Tokenizer> {
     build(&tokenizer_json, &config.or_roles_of(own), &path, None)
 }
 
-/// Adds to the error for a missing file what the folder has instead: older model dirs have the vocabulary in another format.
+/// Adds the folder's other tokenizer files to the error for a missing file: older model dirs have the vocabulary in
+/// another format.
 fn unreadable(dir: &Path, error: Error) -> Error {
     let (path, reason) = match error {
         Error::Io { path, reason, .. } if reason.kind() == io::ErrorKind::NotFound => (path, reason),
@@ -188,8 +189,8 @@ fn read_library(json: &[u8], origin: &Path) -> Result<tokenizers::Tokenizer> {
     }
 }
 
-/// Texts with what the stages of tokenizers treat specially: white space, digits, capitals, letters of many scripts, parts
-/// of characters, emoji.
+/// Texts with everything that the stages of tokenizers treat specially: white space, digits, capitals, letters of many
+/// scripts, combining characters, emoji.
 const PROBES: [&str; 3] =
     ["", "Hello, wörld! 3.14\n\n  \t½ ﬁ Å A\u{30a} \u{200b}日本語 مرحبا 🙂👍🏽 <x> \u{2581}a  ", "a"];
 
@@ -205,8 +206,9 @@ fn probe(tokenizer: &Tokenizer, origin: &Path) -> Result<()> {
     Ok(())
 }
 
-/// `tokenizer.json` with what `transformers` changes in it when it opens a folder: no merge is dropped at random, and some
-/// classes of tokenizers put a space in front of texts as `tokenizer_config.json` says. `None` if nothing changes.
+/// `tokenizer.json` with the changes that `transformers` makes when it opens a folder: no merges are dropped at random,
+/// and some classes of tokenizers put a space in front of texts if `tokenizer_config.json` says so. `None` if nothing
+/// changes.
 fn changed_json(bytes: &[u8], json: &TokenizerJson, config: &ConfigJson, origin: &Path) -> Result<Option<Vec<u8>>> {
     let drops = json.model.dropout.is_some();
     let mut pre_tokenizer = json.pre_tokenizer.clone();
@@ -263,7 +265,7 @@ fn damaged(path: &Path, what: String) -> Error {
     Error::File { path: path.to_owned(), what, hint }
 }
 
-/// The library renumbers added tokens whose ids leave a gap, and the ids would no longer match the model's weights.
+/// The library renumbers added tokens if their ids have a gap, and the ids would no longer match the model's weights.
 fn check_added_ids(library: &tokenizers::Tokenizer, added: &[AddedTokenJson], path: &Path) -> Result<()> {
     let moved = added.iter().find(|token| library.token_to_id(&token.content) != token.id);
     moved.map_or(Ok(()), |token| {

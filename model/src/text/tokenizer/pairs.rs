@@ -13,35 +13,35 @@ use crate::{
 pub struct EncodedTexts {
     /// All tokens.
     pub token_ids: Vec<TokenId>,
-    /// Where the tokens of the second kind begin, if the tokenizer tells the texts apart.
+    /// Where the tokens of the second type begin, if the tokenizer has token types.
     pub second_text: Option<usize>,
     /// Tokens that were cut.
     pub n_cut: usize,
 }
 
-/// Where a text that is too long loses tokens.
+/// Which end of a text that is too long is cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CutAt {
-    /// Its last ones.
+    /// Cuts the last tokens.
     #[default]
     End,
-    /// Its first ones.
+    /// Cuts the first tokens.
     Start,
 }
 
-/// What the post-processor adds before, between and behind two texts.
+/// The tokens that the post-processor adds before, between and after two texts.
 struct PairTemplate {
     added: [Vec<TokenId>; 3],
-    /// The kind of the first token between the texts that is of the second, and of the second text itself.
+    /// Number of tokens between the texts that have the first token type.
     n_first_kind: usize,
     has_kinds: bool,
 }
 
 impl Tokenizer {
-    /// Encodes `text`. Of more than `max_tokens` tokens, those at one end are cut, but not those that are added.
+    /// Encodes `text`. If it has more than `max_tokens` tokens, tokens at one end are cut, but not the added ones.
     ///
     /// # Errors
-    /// As [`encode`](Self::encode); if the tokens that are added are more than `max_tokens`.
+    /// As [`encode`](Self::encode); if there are more than `max_tokens` added tokens.
     pub fn encode_within(
         &self,
         text: &str,
@@ -63,8 +63,8 @@ impl Tokenizer {
         Ok(EncodedTexts { token_ids: [before, token_ids, after].concat(), second_text: None, n_cut })
     }
 
-    /// Encodes a pair of texts as the tokenizer joins them. Of more than `max_tokens` tokens, those at the end of the longer text
-    /// are cut, until both are equally long.
+    /// Encodes a pair of texts as the tokenizer joins them. If they have more than `max_tokens` tokens, tokens at the
+    /// end of the longer text are cut, until both are equally long.
     ///
     /// # Errors
     /// As [`encode_within`](Self::encode_within); if the tokenizer does not join texts.
@@ -85,8 +85,8 @@ impl Tokenizer {
 }
 
 impl Tokenizer {
-    /// Encodes a pair of texts within a text: `around` is what comes before the first, between them, and behind the second. Of more
-    /// than `max_tokens` tokens, the last ones of the second text are cut.
+    /// Encodes a pair of texts within a text: `around` has the strings before the first text, between the texts, and
+    /// after the second. If there are more than `max_tokens` tokens, the last tokens of the second text are cut.
     ///
     /// # Errors
     /// As [`encode_within`](Self::encode_within).

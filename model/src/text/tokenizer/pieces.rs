@@ -1,16 +1,17 @@
 //! The bytes of each token: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
 //!
-//! Decoders of language models work token by token, except for what they remove at the start of a text, so a table of
-//! bytes suffices for decoding. The result equals the library's with four exceptions: a `WordPiece` decoder keeps the spaces
-//! before punctuation, which the library cleans up; invalid byte-fallback tokens lose only
-//! the affected characters, not the whole run; a `Metaspace` decoder removes one leading space, not all of the first token's;
-//! and a `BPEDecoder` leaves the space behind the last word, since more may follow.
+//! Decoders of language models work token by token, except for bytes that they remove at the start of a text, so a
+//! table of bytes suffices for decoding. The result equals the library's with four exceptions: a `WordPiece` decoder
+//! keeps the spaces before punctuation, which the library removes; invalid byte-fallback tokens lose only the affected
+//! characters, not the whole run; a `Metaspace` decoder removes one leading space, not all of the first token's; and a
+//! `BPEDecoder` leaves the space after the last word, since more may follow.
 
 use serde::Deserialize;
 
 use crate::TokenId;
 
-/// By how much all `Replace` decoders together may make a token longer. Those of real tokenizers make them shorter.
+/// Maximum factor by which all `Replace` decoders together may lengthen a token. Real tokenizers' decoders shorten
+/// tokens.
 const MAX_GROWTH: usize = 16;
 
 /// The `decoder` field of `tokenizer.json`.
@@ -19,7 +20,7 @@ const MAX_GROWTH: usize = 16;
 pub(super) enum DecoderJson {
     #[serde(rename = "BPEDecoder")]
     Bpe {
-        /// What ends a word.
+        /// The suffix of a token that ends a word.
         suffix: String,
     },
     ByteLevel,
@@ -40,7 +41,7 @@ pub(super) enum DecoderJson {
         stop: usize,
     },
     WordPiece {
-        /// What begins a piece that goes on with a word.
+        /// The prefix of a token that continues a word.
         prefix: String,
     },
     Sequence {
@@ -78,7 +79,7 @@ enum Step {
     },
     /// Added in front of every token.
     Prefix(char),
-    /// A space in front of every token, in place of this where a word goes on.
+    /// Adds a space before every token, except tokens with this prefix, which continue a word.
     Word(String),
 }
 
@@ -104,7 +105,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Compiles the JSON form. The error describes what is not supported.
+    /// Reads the JSON form. The error names the unsupported feature.
     pub(super) fn new(json: Option<&DecoderJson>) -> Result<Self, String> {
         let mut decoder = Self::default();
         match json {
@@ -226,7 +227,7 @@ impl PieceTable {
         table
     }
 
-    /// The bytes of `id`; empty if it has no token.
+    /// The bytes of `id`; empty if there is no such token.
     pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else {
@@ -276,7 +277,7 @@ pub(super) fn byte_alphabet() -> [char; 256] {
     alphabet
 }
 
-/// Undoes GPT-2's byte alphabet; `None` if a character is not one of its 256.
+/// Inverts GPT-2's byte alphabet; `None` if a character is not one of its 256.
 fn byte_level(token: &str) -> Option<Vec<u8>> {
     token.chars().map(byte_of).collect()
 }

@@ -1,6 +1,7 @@
-//! SentencePiece's `tokenizer.model`, converted to `tokenizer.json`: BPE and unigram, with bytes for what has no piece.
+//! SentencePiece's `tokenizer.model`, converted to `tokenizer.json`: BPE and unigram, with byte fallback for characters
+//! without a piece.
 //!
-//! The file is a protocol buffer: fields of a number and a type, of which the few that matter are read here.
+//! The file is a protocol buffer: fields with a number and a type; only the few needed ones are read here.
 
 use std::{collections::HashMap, path::Path};
 
@@ -12,13 +13,13 @@ use crate::{
     files::regular_file,
 };
 
-/// The file, in folders whose models were trained with SentencePiece.
+/// The tokenizer's file name in folders of models trained with SentencePiece.
 pub(crate) const SENTENCE_PIECE_FILE: &str = "tokenizer.model";
 
 /// Deriving merges costs the square of a token's length; real vocabularies cost a hundredth of this limit.
 const MAX_MERGE_WORK: usize = 1 << 31;
 
-/// What `tokenizer_config.json` says beside such a file.
+/// Options that `tokenizer_config.json` adds to a SentencePiece file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
     pub(super) adds_bos: bool,
@@ -43,14 +44,14 @@ pub(super) fn read_json(path: &Path, options: Options) -> Result<[Value; 2]> {
     })
 }
 
-/// Stages before the model: spaces become `▁`, and one may be put in front.
+/// Stages before the model: spaces become `▁`, and one may be added in front.
 pub(crate) fn normalizers(has_prefix: bool) -> Vec<Value> {
     let prepend = has_prefix.then(|| json!({ "type": "Prepend", "prepend": "▁" }));
     let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
     prepend.into_iter().chain([replace]).collect()
 }
 
-/// The inverse of [`normalizers`], behind bytes that become characters.
+/// The inverse of [`normalizers`], applied after bytes have become characters.
 pub(crate) fn decoder(has_prefix: bool) -> Value {
     let strip = has_prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
     let decoders: Vec<Value> = [
@@ -64,8 +65,8 @@ pub(crate) fn decoder(has_prefix: bool) -> Value {
     json!({ "type": "Sequence", "decoders": decoders })
 }
 
-/// The merges of SentencePiece's BPE, which has scores instead: every pair of pieces whose concatenation is a piece, that
-/// with the highest score first. `None` if the pieces are too long.
+/// Merges equivalent to SentencePiece's BPE, which has scores instead: every pair of pieces whose concatenation is a
+/// piece, highest score first. `None` if the pieces are too long.
 pub(crate) fn merges<'a>(pieces: impl Iterator<Item = (usize, &'a str, f32)>) -> Option<Vec<Value>> {
     let pieces: HashMap<&str, (usize, f32)> = pieces.map(|(id, piece, score)| (piece, (id, score))).collect();
     let work = pieces.keys().fold(0usize, |work, piece| work.saturating_add(piece.len().saturating_mul(piece.len())));
@@ -90,14 +91,14 @@ pub(crate) fn merges<'a>(pieces: impl Iterator<Item = (usize, &'a str, f32)>) ->
     Some(merges.into_iter().map(|(_, _, (left, _), (right, _))| json!([left, right])).collect())
 }
 
-/// What a file says.
+/// The contents of a file.
 struct Model<'a> {
     pieces: Vec<Piece<'a>>,
     is_unigram: bool,
     byte_fallback: bool,
-    /// Of the unknown token, and of those that begin, end and pad a text.
+    /// Ids of the unknown token, and of the begin, end and padding tokens.
     ids: [i32; 4],
-    /// Replacements of characters, in SentencePiece's own form; may be empty.
+    /// Character replacements, in SentencePiece's own format; may be empty.
     map: &'a [u8],
     has_prefix: bool,
     /// Whether spaces are removed around a text, and all but one within it.
@@ -180,7 +181,8 @@ impl<'a> Model<'a> {
         if self.trims {
             stages.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
             stages.push(json!({ "type": "Replace", "pattern": { "Regex": "\\A | \\z" }, "content": "" }));
-            // The other way to put a space in front looks at the first character's place, which may have changed.
+            // Do not use the other way to add a space in front: it depends on the first character's offset, which may
+            // have changed.
             stages.extend(normalizers(self.has_prefix));
         }
         let scheme = match (self.has_prefix, options.is_legacy) {
@@ -286,7 +288,7 @@ enum Field<'a> {
     Number(u64),
     Word(u32),
     Bytes(&'a [u8]),
-    /// 64 bits, of which nothing here has any.
+    /// 64 bits; not used by any field here.
     Long,
 }
 

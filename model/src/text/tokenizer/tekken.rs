@@ -12,16 +12,16 @@ use crate::{
     files::{python_json, regular_file},
 };
 
-/// The file, in folders that Mistral's own programs read.
+/// The tokenizer's file name in folders for Mistral's own programs.
 pub(crate) const TEKKEN_FILE: &str = "tekken.json";
 
-/// Begins a text, as in Mistral's own programs.
+/// The token that begins a text, as in Mistral's own programs.
 const BOS: &str = "<s>";
 
 #[derive(Deserialize)]
 struct TekkenJson {
     config: ConfigJson,
-    /// In the order of their ranks.
+    /// Tokens in the order of their ranks.
     vocab: Vec<PieceJson>,
     special_tokens: Option<Vec<SpecialJson>>,
 }
@@ -96,7 +96,7 @@ fn tokenizer_json(pattern: &str, pieces: &[Vec<u8>], special: &[String]) -> Valu
     let mut vocab: Map<String, Value> =
         special.iter().enumerate().map(|(id, token)| (token.clone(), id.into())).collect();
     vocab.extend(pieces.iter().enumerate().map(|(rank, piece)| (spell(piece), (special.len() + rank).into())));
-    // Any two neighbours that make a token are merged, those first whose token has the lowest rank.
+    // Any two adjacent tokens whose concatenation is a token are merged, lowest rank first.
     let merges = pieces.iter().flat_map(|piece| {
         let halves = (1..piece.len()).map(|middle| piece.split_at(middle));
         let mut pairs: Vec<_> =
@@ -144,8 +144,8 @@ mod tests {
     use super::*;
     use crate::text::tokenizer::{EncodeOptions, Tokenizer};
 
-    /// The ids are those of `MistralConverter(path).converted()` of transformers 5.24, behind the begin token, which only
-    /// Mistral's own program adds.
+    /// The expected ids come from `MistralConverter(path).converted()` of transformers 5.24, after the begin token,
+    /// which only Mistral's own program adds.
     #[test]
     fn tekken_json_encodes_as_in_transformers() {
         let words = ["he", "ll", "lo", "llo", "hello", " w", "or", " wor", "ld", "é"];

@@ -1,7 +1,7 @@
-//! Tokenizers of translators: SentencePiece cuts a text into pieces, and another file numbers these.
+//! Tokenizers of translation models: SentencePiece splits a text into pieces, and another file maps pieces to ids.
 //!
-//! Marian has `source.spm` and `vocab.json`, which also numbers the pieces of the target language; M2M100 has
-//! `sentencepiece.bpe.model` and `vocab.json`, behind whose numbers are those of the languages. A piece without a number is
+//! Marian has `source.spm` and `vocab.json`, which also has the pieces of the target language; M2M100 has
+//! `sentencepiece.bpe.model` and `vocab.json`, after whose ids come the ids of the languages. A piece without an id is
 //! unknown.
 
 use std::path::Path;
@@ -29,7 +29,7 @@ const TARGET_PIECES_FILE: &str = "target.spm";
 pub(crate) const BPE_PIECES_FILE: &str = "sentencepiece.bpe.model";
 const VOCAB_FILE: &str = "vocab.json";
 
-/// The languages of M2M100 by the value of `language_codes`, in the order of their numbers.
+/// The languages of M2M100 by the value of `language_codes`, in the order of their ids.
 const LANGUAGES: [(&str, &str); 2] = [
     (
         "m2m100",
@@ -40,7 +40,8 @@ const LANGUAGES: [(&str, &str); 2] = [
     ("wmt21", "en ha is ja cs ru zh de"),
 ];
 
-/// Such a tokenizer: the vocabulary as `tokenizer.json`, the roles of its tokens, and what cuts texts into pieces.
+/// A tokenizer of a translation model: the vocabulary as `tokenizer.json`, the roles of its tokens, and the model that
+/// splits texts into pieces.
 pub(super) struct Translator {
     pub(super) tokenizer_json: Vec<u8>,
     pub(super) config_json: Vec<u8>,
@@ -65,7 +66,7 @@ impl Tokenizer {
     }
 }
 
-/// Which texts a tokenizer is for.
+/// The texts for which a tokenizer is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Source,
@@ -87,7 +88,7 @@ pub(super) fn fairseq(dir: &Path, side: Side, config: &ConfigJson) -> Result<Opt
 /// The tokenizer in `dir` for texts of a side, if it has the files of one. `config` is what the file `config_path` says.
 ///
 /// # Errors
-/// A file is missing or broken, or has vocabularies of its own for each language.
+/// A file is missing or broken, or has a separate vocabulary for each language.
 pub(super) fn read(dir: &Path, side: Side, (config, config_path): (&ConfigJson, &Path)) -> Result<Option<Translator>> {
     let found = [SOURCE_PIECES_FILE, BPE_PIECES_FILE].into_iter().find(|name| dir.join(name).is_file());
     let Some(name) = found else { return Ok(None) };

@@ -24,7 +24,7 @@ pub(super) const WINDOW_BYTES: usize = 1 << 17;
 const MARGIN_BYTES: usize = 1 << 10;
 const MARGIN_WORDS: usize = 8;
 
-/// What is done with a part of a text.
+/// The processing stages of a part of a text.
 pub(super) struct Stages<'a> {
     /// Finds special tokens, and normalizes the rest.
     pub(super) read: &'a dyn Fn(&str) -> Result<PreTokenizedString>,
@@ -125,7 +125,7 @@ fn send_tokens(
 
 /// Where to cut the window: the end of the last word that text after the window cannot change, followed by a character
 /// that no normalizer combines with the previous one; 0 if there is none. A normalizer may write one character as
-/// several, and words may be split between these: such words share bytes of the text, which is not cut there.
+/// several, and words may be split between these: such words share bytes of the text, so the text is not cut there.
 fn settled(split: &PreTokenizedString, window: &str) -> usize {
     let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
     let bytes: Vec<_> = words.into_iter().map(|(_, bytes, _)| bytes).collect();

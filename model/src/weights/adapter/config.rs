@@ -28,7 +28,7 @@ const READ: [&str; 13] = [
     "init_lora_weights",
 ];
 
-/// Keys that change nothing here: how an adapter began, how it was trained, and who made it.
+/// Keys that change nothing here: the adapter's initialization, training and authors.
 const IRRELEVANT: [&str; 14] = [
     "task_type",
     "inference_mode",
@@ -72,9 +72,10 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// The modules that have pairs.
     pub targets: Targets,
-    /// The parameters of all experts of a layer that have pairs, by the ends of their names, such as `experts.down_proj`.
+    /// The targeted parameters that stack all experts of a layer, by the ends of their names, such as
+    /// `experts.down_proj`.
     pub parameters: Vec<String>,
-    /// Modules that have none, although `targets` has them.
+    /// Modules without a pair, although `targets` includes them.
     pub excludes: Option<Targets>,
     /// The layers that have pairs; `None`: all.
     pub layers: Option<Vec<usize>>,
@@ -116,7 +117,7 @@ impl NamePattern {
         Self::new(text, "^(?:", ")$")
     }
 
-    /// Matches names, or their ends behind a dot.
+    /// Matches names, or their ends after a dot.
     fn of_ends(text: &str) -> Result<Self, String> {
         Self::new(text, r"^(?:.*\.)?(?:", ")$")
     }
@@ -130,7 +131,7 @@ impl NamePattern {
 }
 
 impl Targets {
-    /// Whether there are none.
+    /// Whether nothing is targeted.
     fn are_none(&self) -> bool {
         *self == Self::Named(Vec::new())
     }
@@ -183,7 +184,7 @@ impl AdapterConfig {
 
     /// Whether `module` has a pair.
     pub(super) fn targets(&self, module: &LinearModule) -> bool {
-        // As in PEFT, nothing else is asked of a parameter.
+        // As in PEFT, a parameter has no other condition.
         if module.expert.is_some() {
             return self.parameters.iter().any(|name| ends_with_module(&module.name, name));
         }
@@ -199,7 +200,7 @@ impl AdapterConfig {
     /// The scale of the update of `module`, whose pair has the rank `rank`.
     ///
     /// # Errors
-    /// [`Error::Param`] if that is no number of 32 bits.
+    /// [`Error::Param`] if the scale does not fit an f32.
     pub(super) fn scale_of(&self, module: &str, rank: usize) -> Result<f32> {
         let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
         let rank = rank as f64;
@@ -245,7 +246,7 @@ impl AdapterConfig {
         let patterns = |of: Vec<(&NamePattern, Value)>| -> Map<String, Value> {
             of.into_iter().map(|(pattern, value)| (pattern.text.clone(), value)).collect()
         };
-        // PEFT leaves it to each class what all linear modules are, so they are named.
+        // In PEFT each class defines which modules "all linear" are, so they are listed by name.
         let targets = if self.targets == Targets::AllLinear { json!(all) } else { self.targets.write() };
         let fields = json!({
             "alpha_pattern": patterns(self.alphas.iter().map(|(pattern, alpha)| (pattern, json!(alpha))).collect()),
@@ -278,7 +279,7 @@ impl AdapterConfig {
     }
 }
 
-/// What [`positive`] accepts, for messages.
+/// What [`positive`] accepts, for error messages.
 const POSITIVE: &str = "a whole number above 0";
 
 fn positive(value: &Value) -> Option<usize> {
@@ -289,7 +290,7 @@ fn read_targets(fields: &Fields<'_>, key: &str) -> Result<Option<Targets>> {
     fields.get(key).map(Targets::read).transpose().map_err(|what| fields.invalid(key, what))
 }
 
-/// Names of parameters that are not modules: those of all experts of a layer.
+/// Names of targeted parameters, which are not modules: they stack all experts of a layer.
 fn read_parameters(fields: &Fields<'_>) -> Result<Vec<String>> {
     let key = "target_parameters";
     let Some(value) = fields.get(key) else { return Ok(Vec::new()) };
@@ -325,7 +326,7 @@ fn read_patterns<T>(
     map.iter().map(entry).collect()
 }
 
-/// Rejects what would change the computation and is not supported.
+/// Rejects settings that would change the computation and are not supported.
 fn reject_unsupported(fields: &Fields<'_>) -> Result<()> {
     fields.only("bias", Fixed::Text("none"))?;
     match fields.get("init_lora_weights") {

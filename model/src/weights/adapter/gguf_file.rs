@@ -79,8 +79,8 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, file: PartialF
         let what = format!("stacks matrices in GGUF files of `{architecture}` that the adapter updates one by one");
         return Err(Error::Config { field: "architecture".into(), what });
     }
-    // One number for all, from which llama.cpp computes scales by rank. What another pair's scale has beyond it becomes part
-    // of `B`. It cannot be negative, and 0 stands for a scale of 1.
+    // One number for all pairs, from which llama.cpp computes scales by rank. If another pair has a different scale,
+    // the ratio is multiplied into `B`. The number cannot be negative, and 0 means a scale of 1.
     let alpha = pairs.iter().map(|pair| pair.scale * pair.rank as f32).find(|alpha| *alpha > 0.0).unwrap_or(0.0);
     let mut tensors = Vec::new();
     for ModulePair { module, rank, scale, a, b } in pairs {

@@ -1,10 +1,10 @@
 //! Low-rank adapters in the format of [PEFT](https://github.com/huggingface/peft): `adapter_config.json` and
 //! `adapter_model.safetensors`; and as GGUF files of llama.cpp. Both are read and written.
 //!
-//! PEFT has a pair of matrices for each linear module of the Hugging Face class, and for a parameter of all experts of a layer one
-//! pair of tensors with the pairs of all experts. Older files have modules for each expert. Hearth's matrices may stack several
-//! modules, so a pair updates a range of rows. If the class has these rows in another order, the rows of `B` are
-//! reordered.
+//! PEFT has a pair of matrices for each linear module of the Hugging Face class. For a parameter that stacks all
+//! experts of a layer, it has one pair of tensors with the pairs of all experts; older files have modules for each
+//! expert. Hearth's matrices may stack several modules, so a pair updates a range of rows. If the class has these rows
+//! in another order, the rows of `B` are reordered.
 
 mod config;
 mod gguf_file;
@@ -75,8 +75,8 @@ impl std::fmt::Debug for AdapterModel<'_> {
 }
 
 impl<'a> AdapterModel<'a> {
-    /// Modules are named as in `class`, or if that is not known or Hearth's own (a quantized copy of a model), as in the first
-    /// class that can express `config`.
+    /// Modules are named as in `class`. If the class is unknown or Hearth's own (a quantized copy of a model), they are
+    /// named as in the first class that can express `config`.
     ///
     /// # Errors
     /// [`Error::Config`] if `class` is not known or cannot express `config`.
@@ -90,7 +90,7 @@ impl<'a> AdapterModel<'a> {
         unique(self.linear_modules().iter().map(|module| last_part(&module.name)))
     }
 
-    /// The ends of the names of the parameters that have the matrices of all experts of a layer, such as `experts.down_proj`.
+    /// The ends of the names of the parameters that stack all experts of a layer, such as `experts.down_proj`.
     pub fn parameter_names(&self) -> Vec<String> {
         let modules = expert_modules(&self.schema.tensor_names(), self.config, true);
         unique(modules.iter().map(|module| {
@@ -119,7 +119,7 @@ impl<'a> AdapterModel<'a> {
         let are_stacked = !config.parameters.is_empty();
         let mut of_experts = expert_modules(&self.schema.tensor_names(), self.config, are_stacked);
         of_experts.retain(|module| !are_stacked || config.targets(module));
-        // PEFT wraps the module of the parameters once for each of them, the first one innermost.
+        // PEFT wraps the module of the parameters once for each parameter, the first one innermost.
         for n in 0..if are_stacked { of_experts.len() } else { 0 } {
             let (layer, expert) = (of_experts[n].layer, of_experts[n].expert);
             let rest = of_experts[n + 1..].iter();
@@ -153,11 +153,11 @@ fn unique<'n>(names: impl Iterator<Item = &'n str>) -> Vec<String> {
 }
 
 impl Adapter {
-    /// A new adapter, which changes nothing yet: `B` is 0, and `A` uniform within `1 / sqrt(d_in)`, as PEFT begins.
+    /// A new adapter without effect: as in PEFT, `B` is 0 and `A` uniform within `1 / sqrt(d_in)`.
     ///
     /// # Errors
-    /// [`Error::Param`] if the targets match no module of the model, or one of their names none, or if the model lacks one of
-    /// the layers.
+    /// [`Error::Param`] if the targets, or one of their names, match no module of the model, or if the model lacks one
+    /// of the layers.
     pub fn new(model: AdapterModel<'_>, config: AdapterConfig, seed: u64) -> Result<Self> {
         let n_layers = model.config.n_layers;
         if let Some(layer) = config.layers.iter().flatten().find(|layer| **layer >= n_layers) {

@@ -14,39 +14,40 @@ use crate::{
 /// A linear layer of a Hugging Face class, or of an architecture of GGUF files.
 #[derive(Clone, Debug)]
 pub(super) struct LinearModule {
-    /// Its name there, such as `model.layers.3.self_attn.q_proj` or `blk.3.attn_q`.
+    /// Its name in the class or architecture, such as `model.layers.3.self_attn.q_proj` or `blk.3.attn_q`.
     pub(super) name: String,
-    /// The path of our matrix, such as `blocks.3.attn.qkv`.
+    /// The path of Hearth's matrix, such as `blocks.3.attn.qkv`.
     pub(super) path: String,
     pub(super) layer: usize,
     /// Its rows in our matrix.
     pub(super) rows: Range<usize>,
-    /// Where our rows are in its own matrix.
+    /// The order of Hearth's rows in the module's own matrix.
     pub(super) order: RowOrder,
     /// Inputs.
     pub(super) d_in: usize,
-    /// Which part it is, if it is one of the matrices of a parameter of all experts, which `name` then names.
+    /// Its position, if it is one of the matrices of a parameter that stacks all experts; `name` is then the
+    /// parameter's name.
     pub(super) expert: Option<OfExpert>,
-    /// The module whose pair has its own in PEFT's files.
+    /// The module that holds the pair in PEFT's files.
     pub(super) holder: String,
 }
 
 impl LinearModule {
-    /// Whether it is of a routed expert that has modules of its own.
+    /// Whether it belongs to a routed expert with separate modules.
     pub(super) fn is_of_one_expert(&self) -> bool {
         self.expert.is_none() && self.path.contains(ROUTED)
     }
 }
 
-/// All linear layers of the blocks outside routed experts, in the order of our parameters. Those of one matrix follow each other, and so do their
-/// rows.
+/// All linear layers of the blocks outside routed experts, in the order of Hearth's parameters. Modules of one matrix
+/// are consecutive, in the order of its rows.
 pub(super) fn linear_modules(names: &TensorNames, config: &GptConfig) -> Vec<LinearModule> {
     let linears = linear_specs(config).filter(|linear| !linear.path.contains(ROUTED));
     modules_of(linears, names, config, &|_| false)
 }
 
-/// Those of the routed experts. With `are_stacked`, their matrices are in one parameter for all experts of a layer, and otherwise
-/// each expert has modules of its own. Empty if the class does not have that.
+/// Modules of the routed experts. With `are_stacked`, one parameter has the matrices of all experts of a layer;
+/// otherwise each expert has separate modules. Empty if the class does not have this form.
 pub(super) fn expert_modules(names: &TensorNames, config: &GptConfig, are_stacked: bool) -> Vec<LinearModule> {
     let linears = linear_specs(config).filter(|linear| linear.path.contains(ROUTED));
     let is_stacked = |name: &str| name.rsplit_once(".experts.").is_some_and(|(_, last)| !last.contains('.'));
@@ -55,7 +56,7 @@ pub(super) fn expert_modules(names: &TensorNames, config: &GptConfig, are_stacke
     modules
 }
 
-/// The modules of `linears`, of a class whose files have the tensors for which `has` is true.
+/// The modules of `linears`, for a class whose files have the tensors for which `has` is true.
 fn modules_of(
     linears: impl Iterator<Item = PartSpec>,
     names: &TensorNames,

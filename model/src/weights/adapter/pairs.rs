@@ -12,7 +12,7 @@ use crate::{
 pub(super) struct StoredPair<'t, 'a> {
     pub(super) module: LinearModule,
     pub(super) rank: usize,
-    /// Of the product of the two.
+    /// Scale of the product of the two.
     pub(super) scale: f32,
     /// `[rank, d_in]`. Of a module that is one of the experts in a parameter, `[n_experts * rank, d_in]`, expert by expert.
     pub(super) a: &'t StoredTensor<'a>,
@@ -21,13 +21,13 @@ pub(super) struct StoredPair<'t, 'a> {
 }
 
 impl StoredPair<'_, '_> {
-    /// Which of how many experts in the tensors it is.
+    /// The index of the expert in the tensors, and the number of experts.
     fn place(&self) -> (usize, usize) {
         self.module.expert.map_or((0, 1), |expert| (expert.number, expert.n_experts))
     }
 }
 
-/// Reads pairs. The pairs of one matrix follow each other in the order of its rows.
+/// Reads pairs. The pairs of one matrix must be consecutive, in the order of its rows.
 ///
 /// # Errors
 /// A tensor has another shape, or values that are not finite.

@@ -36,7 +36,7 @@ pub(in super::super) fn gemma4() -> GptConfig {
     }
 }
 
-/// Muse Glimmer, but for what its files' norms have of their own.
+/// Muse Glimmer, except for the norms, which its files describe.
 pub(in super::super) fn muse_glimmer() -> GptConfig {
     GptConfig {
         norm_position: NormPosition::Sandwich,
@@ -66,13 +66,13 @@ pub(in super::super) fn encoder() -> GptConfig {
     GptConfig::bert(OPEN)
 }
 
-/// The head for masked tokens of a configuration, to be read or set.
+/// The masked-LM head of a configuration, to be read or set.
 pub(in super::super) fn mlm_head(config: &mut GptConfig) -> &mut MaskedLmHead {
     // `write` also tries configurations without.
     config.mlm_head.get_or_insert(MaskedLmHead { activation: Activation::Gelu, bias: true })
 }
 
-/// ModernBERT: Llama's blocks with LayerNorm, whose positions see each other both ways.
+/// ModernBERT: Llama's blocks with LayerNorm, bidirectional.
 pub(in super::super) fn modern_encoder() -> GptConfig {
     GptConfig {
         norm: NormKind::LayerNorm,
@@ -85,7 +85,7 @@ pub(in super::super) fn modern_encoder() -> GptConfig {
     }
 }
 
-/// NomicBERT: BERT with rotary positions, a gated MLP and no biases but those of norms.
+/// NomicBERT: BERT with rotary positions, a gated MLP, and biases only in norms.
 pub(in super::super) fn nomic_encoder() -> GptConfig {
     GptConfig {
         positions: llama().positions,
@@ -110,7 +110,7 @@ pub(in super::super) fn t5() -> GptConfig {
     }
 }
 
-/// BART: GPT-1's blocks behind a norm, with a bias of the logits.
+/// BART: GPT-1's blocks after a norm of the embedding, with a bias of the logits.
 pub(in super::super) fn bart() -> GptConfig {
     GptConfig {
         norm_position: NormPosition::Post,
@@ -122,7 +122,7 @@ pub(in super::super) fn bart() -> GptConfig {
     }
 }
 
-/// mBART: BART with norms before, and another behind the last block.
+/// mBART: BART with norms before attention and MLP, and one after the last block.
 pub(in super::super) fn mbart() -> GptConfig {
     GptConfig { norm_position: NormPosition::Pre, final_norm: true, ..bart() }
 }
@@ -157,7 +157,7 @@ pub(in super::super) fn corrected(base: GptConfig) -> GptConfig {
     })
 }
 
-/// gpt-oss: experts with biases and an activation of its own, and attention with sinks.
+/// gpt-oss: experts with biases and a special activation, and attention with sinks.
 pub(in super::super) fn gpt_oss() -> GptConfig {
     let clamped_swiglu = Some(ClampedSwiglu { alpha: 1.702, limit: 7.0 });
     let biased = GptConfig { qkv_bias: true, attn_out_bias: true, mlp_bias: true, ..llama() };
@@ -170,7 +170,7 @@ pub(in super::super) fn described(config: &GptConfig) -> Experts {
     config.experts.clone().unwrap_or_else(no_experts)
 }
 
-/// DeepSeek's attention. Its norms of latents have an epsilon of their own, whatever the file says.
+/// DeepSeek's attention. The norms of its latents have a fixed epsilon, whatever the file says.
 pub(in super::super) fn deepseek() -> GptConfig {
     GptConfig { latent: Some(NO_LATENT), ..llama() }
 }
@@ -195,7 +195,7 @@ pub(in super::super) fn short_conv() -> GptConfig {
     GptConfig { qk_norm: true, ..recurrent(Recurrence::ShortConv(NO_CONV)) }
 }
 
-/// Mamba-2 beside attention.
+/// Mamba-2 layers beside attention.
 pub(in super::super) fn mamba2() -> GptConfig {
     recurrent(Recurrence::Mamba2(NO_MAMBA))
 }

@@ -17,17 +17,16 @@ type Of<T> = fn(&mut GptConfig) -> &mut T;
 
 const KV_HEADS: &str = "num_key_value_heads";
 
-/// What a key of `config.json` sets.
+/// How a key of `config.json` maps to the configuration.
 pub(in super::super) enum ConfigRow {
-    /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
-    /// before it; without such a rule it must be there.
+    /// A size, under any of these names; the first is written. If it is absent or `null`, `absent` computes it from
+    /// what was read before; without `absent` it is required.
     Size { keys: &'static [&'static str], of: Of<usize>, absent: Option<fn(&GptConfig) -> usize> },
-    /// The number of key heads. Where the key is `null`, that of the query heads; where the file does not have the key,
-    /// `absent`.
+    /// The number of key heads. If the key is `null`, the number of query heads; if the key is absent, `absent`.
     KvHeads { absent: usize },
-    /// A size that sets a field in a way of its own.
+    /// A size that sets a field through a function.
     Indirect { key: &'static str, absent: usize, set: fn(&mut GptConfig, usize), get: fn(&GptConfig) -> usize },
-    /// A size that the class has no key for.
+    /// A size for which the class has no key.
     Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
     /// A number.
     Number { key: &'static str, of: Of<f64>, absent: f64 },
@@ -43,7 +42,7 @@ pub(in super::super) enum ConfigRow {
     Rope(&'static RopeKeys),
     /// The sliding window.
     Window(&'static WindowKeys),
-    /// Written, never read: part of the class's training that Hearth has no field for.
+    /// Written, never read: a training setting of the class for which Hearth has no field.
     Constant { key: &'static str, value: f64 },
     /// Keys that only one class has.
     Custom {
@@ -59,7 +58,7 @@ pub(in super::super) const fn size(keys: &'static [&'static str], of: Of<usize>)
     ConfigRow::Size { keys, of, absent: None }
 }
 
-/// A size that may be left out.
+/// An optional size.
 pub(in super::super) const fn size_or(
     keys: &'static [&'static str],
     of: Of<usize>,
@@ -99,14 +98,14 @@ pub(in super::super) fn head_dim(config: &GptConfig) -> usize {
 }
 
 impl ConfigRow {
-    /// Sets what the row is about in `config`.
+    /// Sets the row's field in `config`.
     pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         match *self {
             Self::Size { keys, of, absent } => {
                 let mut found = None;
                 for key in keys {
                     let Some(size) = fields.size(key)? else { continue };
-                    // Transformers takes one of two names, which of them depends on the class.
+                    // Transformers reads one of two names, depending on the class.
                     match found {
                         Some(first) if first != size => {
                             return Err(fields.unsupported(key, &json!(size), &format!("{first}, as `{}`", keys[0])));
@@ -163,8 +162,8 @@ impl ConfigRow {
         }
     }
 
-    /// Puts what `config` says into `written`. It need not check that the class can say it all: what is written is read
-    /// back and compared.
+    /// Writes `config` to `written`. It need not check that the class can express all of it: the result is read back
+    /// and compared.
     pub(in super::super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut config = config.clone();
         let (key, value) = match *self {
@@ -291,7 +290,8 @@ pub(in super::super) const EXAONE4_ROTATION: ConfigRow = custom(
     },
 );
 
-/// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is none.
+/// The number near `guess` that `back` maps to exactly `value`, with as few digits as possible; `guess` if there is no
+/// such number.
 pub(in super::super) fn exact_inverse(value: f64, guess: f64, back: impl Fn(f64) -> f64) -> Value {
     let rounded = [0, 3, 6, 9, 12].map(|digits| {
         let unit = 10f64.powi(digits);

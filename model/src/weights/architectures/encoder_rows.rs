@@ -10,7 +10,7 @@ use super::{
 };
 use crate::config::{Positions, RelativeBuckets};
 
-/// Positions begin behind the padding token's id, 1, so files have two more of them than a text can have.
+/// Positions begin after the padding token's id, 1, so files have two more positions than a text can have.
 pub(super) const POSITIONS_BEHIND_PADDING: ConfigRow = custom(
     &["max_position_embeddings"],
     |fields, config| match config.max_seq_len.checked_sub(2) {
@@ -69,7 +69,8 @@ pub(super) const NOMIC_BERT_DETAILS: ConfigRow = custom(
     |config, written| {
         ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" }.write(config, written);
         written.insert("layer_norm_eps".to_owned(), json!(config.norm_eps));
-        // Transformers does not take `null` here. The number changes nothing: weights of the token are read as they are.
+        // Transformers does not accept `null` here. The number has no effect: the token's weights are loaded like any
+        // others.
         written.insert("pad_token_id".to_owned(), json!(0));
     },
 );
@@ -92,7 +93,7 @@ pub(super) const GEMMA3_BOTH_WAYS: ConfigRow = custom(
     },
 );
 
-/// The head for masked tokens has the activation of the MLPs.
+/// The masked-LM head has the activation of the MLPs.
 pub(super) const HEAD_LIKE_MLP: &[ConfigRow] = &[custom(
     &[],
     |_, config| {

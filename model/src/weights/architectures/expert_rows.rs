@@ -16,7 +16,7 @@ use crate::{
 /// Weight of the load-balancing loss.
 pub(super) const BALANCE_LOSS: ConfigRow = balance_loss(0.001);
 
-/// The same with another default.
+/// As [`BALANCE_LOSS`], with another default.
 pub(super) const fn balance_loss(absent: f64) -> ConfigRow {
     number("router_aux_loss_coef", |c| &mut experts(c).balance_loss, absent)
 }
@@ -68,7 +68,7 @@ pub(super) const MELLUM_LAYERS: ConfigRow = ConfigRow::Custom {
     write: write_layer_types,
 };
 
-/// The same, with both keys written.
+/// As [`GLM_LITE_LAYERS`], with both keys written.
 pub(super) const EXAONE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, "first_k_dense_replace"],
     read: |fields, config| match fields.get(LAYER_TYPES) {
@@ -128,10 +128,10 @@ pub(super) const ERNIE_LAYERS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// DeepSeek's groups; one group is none. A group's worth is the sum of its two best scores.
+/// DeepSeek's groups; one group means no groups. A group's score is the sum of its two best scores.
 pub(super) const GROUPS: ConfigRow = groups::<1, 1>();
 
-/// The same where files may leave out these numbers.
+/// As [`GROUPS`], with defaults for these numbers.
 pub(super) const fn groups<const GROUPS: usize, const ACTIVE: usize>() -> ConfigRow {
     ConfigRow::Custom {
         keys: &["n_group", "topk_group"],
@@ -149,7 +149,7 @@ pub(super) const fn groups<const GROUPS: usize, const ACTIVE: usize>() -> Config
     }
 }
 
-/// The shared expert is as wide as this many of the others.
+/// The width of the shared expert as a multiple of a routed expert's.
 pub(super) const fn shared_experts(key: &'static str, absent: usize) -> ConfigRow {
     ConfigRow::Indirect {
         key,
@@ -165,7 +165,7 @@ pub(super) const fn shared_experts(key: &'static str, absent: usize) -> ConfigRo
     }
 }
 
-/// The number of experts, how many of them are active, and how wide one is.
+/// The number of experts, the number of active ones, and the width of one.
 pub(super) const fn expert_sizes<const COUNT: usize, const ACTIVE: usize, const WIDTH: usize>(
     count: &'static [&'static str],
 ) -> [ConfigRow; 3] {
@@ -176,7 +176,8 @@ pub(super) const fn expert_sizes<const COUNT: usize, const ACTIVE: usize, const 
     ]
 }
 
-/// How DeepSeek's router weighs experts, and how many of the others the shared expert is as wide as. Behind the row of that width.
+/// How DeepSeek's router weighs experts, and the width of its shared expert as a multiple of a routed expert's. Follows
+/// the row of that routed width.
 pub(super) const fn deepseek_router(normalized: bool, scale: f64) -> [ConfigRow; 3] {
     [
         flag("norm_topk_prob", |c| &mut experts(c).normalized, normalized),
@@ -203,7 +204,7 @@ pub(super) const N_EXPERTS: &[&str] = &["num_experts", "num_local_experts"];
 pub(super) const N_LOCAL: &[&str] = &["num_local_experts", "num_experts"];
 pub(super) const N_ROUTED: &[&str] = &["n_routed_experts", "num_local_experts"];
 
-/// The sizes of experts as wide as the key for the MLP says, which no layer has.
+/// Sizes of experts whose width is the key for the MLP; no layer has an MLP.
 pub(super) const fn wide_experts<const COUNT: usize, const ACTIVE: usize>(
     count: &'static [&'static str],
 ) -> [ConfigRow; 3] {
@@ -235,7 +236,8 @@ pub(super) const AFMOE_ROTATION: ConfigRow = ConfigRow::Custom {
 
 const EVERY: &str = "global_attn_every_n_layers";
 
-/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, all alike.
+/// Hunyuan's experts and its shared expert are as wide as the key for the MLP says. Numbers may be listed by layer, if
+/// all are equal.
 pub(super) const HUNYUAN_EXPERTS: ConfigRow = ConfigRow::Custom {
     keys: &["num_experts", "moe_topk"],
     read: |fields, config| {

@@ -77,8 +77,7 @@ pub(super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// How Falcon's blocks are wired and how many key heads they have: `new_decoder_architecture` overrides what the others
-/// say.
+/// How Falcon's blocks are wired, and their number of key heads: `new_decoder_architecture` overrides the other keys.
 pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
     keys: &[
         "new_decoder_architecture",
@@ -132,7 +131,7 @@ pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// OPT's flag sets the position of the norms in blocks. Only with norms before is there a final norm.
+/// OPT's flag sets the position of the norms in blocks. There is a final norm only if the norms come before.
 pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
     keys: &["do_layer_norm_before", "_remove_final_layer_norm"],
     read: |fields, config| {
@@ -176,7 +175,7 @@ pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
     write: |_, _| {},
 };
 
-/// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.
+/// CTRL's key is for the final norm only; the norms of blocks have a constant epsilon.
 pub(super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
     keys: &["layer_norm_epsilon"],
     read: |fields, config| {
@@ -190,7 +189,7 @@ pub(super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
     },
 };
 
-/// MPT's attention. Its class multiplies scores by what is called the scale of the softmax.
+/// MPT's attention. Its class multiplies scores by the number that it calls the scale of the softmax.
 pub(super) const MPT_ATTENTION: ConfigRow = custom(
     &["attn_config"],
     |fields, config| {
@@ -219,7 +218,7 @@ pub(super) const MPT_ATTENTION: ConfigRow = custom(
     },
 );
 
-/// CodeGen's matrices are those of four parts of the model.
+/// CodeGen's matrices consist of four parts, one for each shard of the model.
 pub(super) const CODEGEN_WIDTH: ConfigRow = custom(
     &[],
     |fields, config| match config.d_model % 4 {

@@ -14,7 +14,7 @@ const QUERY_RANK: &str = "q_lora_rank";
 const SCALES_SCORES: &str = "mscale_all_dim";
 const ROPE_TYPE: &str = "rope_type";
 
-/// DeepSeek's sizes, but for those whose defaults differ.
+/// DeepSeek's sizes, except those whose defaults differ between versions.
 pub(super) const DEEPSEEK_HEADS: &[ConfigRow] = &[
     one_kv_head_each(),
     KV_HEADS,
@@ -22,14 +22,14 @@ pub(super) const DEEPSEEK_HEADS: &[ConfigRow] = &[
     size_or(&["qk_rope_head_dim"], |c| &mut latent(c).rope_dim, |_| 64),
 ];
 
-/// Files may say the number of key heads, which is that of the query heads.
+/// Files may state the number of key heads, which must equal the number of query heads.
 pub(super) const KV_HEADS: ConfigRow = custom(
     &["num_key_value_heads"],
     |fields, config| fields.only("num_key_value_heads", Fixed::Number(config.n_heads as f64)),
     |config, written| drop(written.insert("num_key_value_heads".to_owned(), json!(config.n_heads))),
 );
 
-/// What does not rotate of a head.
+/// Width of the part of a head that is not rotated.
 pub(super) const fn plain_dim(absent: usize) -> ConfigRow {
     ConfigRow::Indirect {
         key: "qk_nope_head_dim",
@@ -39,7 +39,7 @@ pub(super) const fn plain_dim(absent: usize) -> ConfigRow {
     }
 }
 
-/// The width of the latent of queries. Where it is `null`, there is none.
+/// The width of the latent of queries; `null` means no latent.
 pub(super) const fn query_rank<const ABSENT: usize>() -> ConfigRow {
     custom(
         &[QUERY_RANK],
@@ -54,7 +54,7 @@ pub(super) const fn query_rank<const ABSENT: usize>() -> ConfigRow {
     )
 }
 
-/// With YaRN, scores are multiplied by the square of a factor that this key of the nested object says.
+/// With YaRN, scores are multiplied by the square of a factor from this key of the nested object.
 pub(super) const SCORES: ConfigRow = custom(
     &[],
     |fields, config| {
@@ -99,7 +99,7 @@ fn scaled_scores(config: &GptConfig, factor: f64, multiplier: f64) -> f64 {
     scale * by_length * by_length
 }
 
-/// DeepSeek V2 chooses among all experts, or among those of the groups with the best experts.
+/// DeepSeek V2 chooses among all experts, or among the experts of the best groups.
 pub(super) const V2_GROUPS: ConfigRow = custom(
     &["topk_method", "n_group", "topk_group"],
     |fields, config| {
@@ -125,7 +125,7 @@ pub(super) const V2_GROUPS: ConfigRow = custom(
 
 const LIMITED: &str = "group_limited_greedy";
 
-/// A value is as wide as the key says, otherwise as all heads share the residual stream.
+/// The width of a value; by default the residual stream's width divided by the number of heads.
 pub(super) const MINICPM3_VALUES: ConfigRow = ConfigRow::Size {
     keys: &["v_head_dim"],
     of: |c| &mut latent(c).value_dim,

@@ -1,4 +1,4 @@
-//! Keys about what differs between the layers of Gemma 4.
+//! Keys for the differences between the layers of Gemma 4.
 
 use serde_json::{Map, Value, json};
 
@@ -38,7 +38,7 @@ const SIZES: &[ConfigRow] = &[
 const LAYERS: &[ConfigRow] =
     &[VISIBILITY, ConfigRow::Window(&window::GEMMA4), HEADS, WIDE_MLP, ConfigRow::Rope(&rope::GEMMA4)];
 
-/// The second embedding; a width of 0 is none.
+/// The second embedding; a width of 0 means none.
 const PER_LAYER_INPUTS: ConfigRow = ConfigRow::Custom {
     keys: &["hidden_size_per_layer_input", "vocab_size_per_layer_input"],
     read: |fields, config| {
@@ -170,7 +170,7 @@ fn listed(per_layer: &Fields<'_>, config: &GptConfig) -> Result<HeadSizes> {
     }
 }
 
-/// Without layers that share keys, the key has no effect.
+/// The key has no effect if no layers share keys.
 const WIDE_MLP: ConfigRow = ConfigRow::Custom {
     keys: &[WIDE],
     read: |fields, config| {

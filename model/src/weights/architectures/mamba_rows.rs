@@ -49,8 +49,8 @@ const HEAD_DIM: ConfigRow = ConfigRow::Custom {
 
 const EXPAND: &str = "mamba_expand";
 
-/// The shortest and the longest time step. In transformers, the form for single tokens ignores them, the one for whole texts
-/// does not.
+/// The shortest and the longest time step. In transformers, the code path for single tokens ignores them, the one for
+/// whole texts does not.
 const TIME_STEPS: ConfigRow = ConfigRow::Custom {
     keys: &[LIMITS],
     read: |fields, config| {
@@ -86,13 +86,13 @@ fn time_steps(found: &Value) -> Option<[f64; 2]> {
     }
 }
 
-/// The Mamba-2 layers of a configuration; of no size, if it has none.
+/// The Mamba-2 layers of a configuration; with sizes of 0 if it has none.
 fn of(config: &GptConfig) -> Mamba2 {
     *mamba(&mut config.clone())
 }
 
-/// The kinds of the layers, under their older names too. Without Mamba-2 layers, sizes of them have no meaning. Reads what the
-/// other rows set, so it is the last one.
+/// The types of the layers, also under older names. Without Mamba-2 layers, their sizes are ignored. Must be the last
+/// row, since it reads the fields that the other rows set.
 pub(super) const GRANITE_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
     keys: &["layer_types", "layers_block_type"],
     read: |fields, config| {
@@ -126,7 +126,7 @@ fn attends(kind: &Value) -> Option<bool> {
     }
 }
 
-/// The numbers of the layers that attend. Reads what the other rows set, so it is the last one.
+/// The indices of the attention layers. Must be the last row, since it reads the fields that the other rows set.
 pub(super) const BAMBA_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &["attn_layer_indices"],
     read: |fields, config| {
@@ -159,7 +159,7 @@ fn write_no_sizes(config: &GptConfig, written: &mut Map<String, Value>) {
     }
 }
 
-/// Granite 4 rotates queries and keys only if this says so.
+/// Granite 4 rotates queries and keys only if this key says so.
 pub(super) const GRANITE_POSITIONS: ConfigRow = ConfigRow::Custom {
     keys: &[POSITIONS],
     read: |fields, config| match fields.text_or(POSITIONS, "nope")? {
@@ -214,8 +214,8 @@ pub(super) const GRANITE_EXPERTS: ConfigRow = ConfigRow::Custom {
 const BALANCE: &str = "router_aux_loss_coef";
 const SHARED: &str = "shared_intermediate_size";
 
-/// What each layer of Nemotron-H is: a Mamba-2 layer, attention, an MLP or experts. A list of names, or a text with a letter for
-/// each layer. Reads what the other rows set, so it is the last one.
+/// The type of each layer of Nemotron-H: Mamba-2, attention, MLP or experts. A list of names, or a text with a letter
+/// for each layer. Must be the last row, since it reads the fields that the other rows set.
 pub(super) const NEMOTRON_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &[KINDS, PATTERN, N_LAYERS],
     read: |fields, config| {

@@ -1,9 +1,9 @@
 //! The table of architectures: how each Hugging Face class describes [`GptConfig`] and names its parameters.
 //!
-//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration that the
-//! class always has, which keys of its `config.json` set which of our fields, which keys may have one value only, and which of
-//! its tensors make up which of our parameters. The rows are in `table/`, by family, lists that several classes share in `row_groups`;
-//! CONTRIBUTING.md adds one step by step.
+//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration
+//! that the class always has, the keys of its `config.json` for each of Hearth's fields, the keys that may have one
+//! value only, and the tensors for each of Hearth's parameters. The rows are in `table/`, by family, lists that several
+//! classes share in `row_groups`; CONTRIBUTING.md adds one step by step.
 
 pub(super) mod bases;
 pub(super) mod config_rows;
@@ -49,11 +49,11 @@ pub(super) struct Architecture {
     pub(super) model_type: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
     base: fn() -> GptConfig,
-    /// Keys of `config.json` and what they set, in the order in which they are read.
+    /// The keys of `config.json` and the fields that they set, in the order in which they are read.
     config: &'static [&'static [ConfigRow]],
     /// Keys that would change the computation, and the one value that is supported.
     fixed: &'static [(&'static str, Fixed)],
-    /// Which tensors make which parameters.
+    /// The tensors of each parameter.
     names: &'static [&'static [NameRow]],
     /// See [`TensorNames`].
     base_prefix: &'static str,
@@ -78,8 +78,8 @@ impl Architecture {
         Ok(config)
     }
 
-    /// To `config.json`, if the class can express `config`: what is written is read back and compared. Dropout may
-    /// differ: serving has no use for it, and most classes have no field for it.
+    /// Writes `config.json`, if the class can express `config`: the result is read back and compared. Dropout may
+    /// differ: serving does not use it, and most classes have no field for it.
     pub(super) fn write(&self, config: &GptConfig) -> Option<Map<String, Value>> {
         let written = self.write_rows(config);
         let read = self.read(&Fields::new(&written, std::path::Path::new("config.json"))).ok()?;
@@ -104,7 +104,7 @@ impl Architecture {
         after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
     }
 
-    /// Whether the class's positions see each other both ways.
+    /// Whether the class is bidirectional.
     pub(super) fn is_encoder(&self) -> bool {
         (self.base)().bidirectional
     }

@@ -1,5 +1,5 @@
-//! Which tensors of a class's files make up which of our parameters: a list for each class, by family. Lists are shared between
-//! classes: a class may name parameters that it never has.
+//! The tensors of a class's files for each of Hearth's parameters: a list for each class, by family. Classes share
+//! lists: a class may have names of parameters that it never uses.
 
 mod encoders;
 mod experts;

@@ -30,7 +30,7 @@ pub(super) const QWEN_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
 
 const INTERVAL: &str = "full_attention_interval";
 
-/// The kinds of the layers are listed, or the numbers of those that attend. Without a list, all attend.
+/// A list of the types of the layers, or of the indices of the attention layers. Without a list, all layers attend.
 pub(super) const LFM2_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
     keys: &[LAYER_TYPES, ATTENTION_LAYERS],
     read: |fields, config| {
@@ -50,8 +50,7 @@ pub(super) const LFM2_LAYER_TYPES: ConfigRow = ConfigRow::Custom {
 
 const ATTENTION_LAYERS: &str = "full_attn_idxs";
 
-/// LFM2's MLP is narrower than its key says, unless the file says otherwise: two thirds, times a factor, rounded up to whole
-/// multiples.
+/// By default, LFM2's MLP is narrower than its key states: two thirds, times a factor, rounded up to whole multiples.
 pub(super) const LFM2_MLP: ConfigRow = ConfigRow::Custom {
     keys: &["intermediate_size", "block_ff_dim", ADJUSTED, "block_ffn_dim_multiplier", "block_multiple_of"],
     read: |fields, config| {

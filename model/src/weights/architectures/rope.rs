@@ -23,18 +23,18 @@ pub(in super::super) struct RopeKeys {
     theta: &'static str,
     /// The base where the file does not have it.
     absent_theta: f64,
-    /// The older key of the rotated share of each head, and that share where the key is absent. `None`: the whole head
-    /// is rotated.
+    /// The older key of the rotated share of each head, and the share if the key is absent. `None`: the whole head is
+    /// rotated.
     share: Option<(&'static str, f64)>,
     /// The names of the scalings that the class computes.
     types: &'static [&'static str],
-    /// The layers with the window have an object of their own.
+    /// The base of layers with the window, if these have their own rotary object.
     windowed: Option<WindowedTheta>,
-    /// Whether the file must describe the rotation: where it does not, the class has a scaling of its own.
+    /// Whether the file must describe the rotation: by default, the class has a special scaling.
     is_required: bool,
     /// Keys of the nested object that only this class has.
     own: &'static [&'static str],
-    /// The nested objects where the file has none.
+    /// The nested objects to use if the file has none.
     absent_kinds: Option<fn() -> Value>,
 }
 
@@ -60,7 +60,7 @@ pub(super) const MIXTRAL: RopeKeys = RopeKeys { absent_theta: 1_000_000.0, ..WHO
 pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
 pub(super) const NEOX: RopeKeys =
     RopeKeys { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), ..WHOLE_HEADS };
-/// Transformers has no other scaling for Phi 3. The first files call it `su`.
+/// `longrope` is the only scaling of Phi 3 in transformers. The first files call it `su`.
 pub(super) const PHI3: RopeKeys =
     RopeKeys { share: Some((SHARE, 1.0)), types: &["default", LONG_ROPE, "su"], ..WHOLE_HEADS };
 pub(super) const STABLELM: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WHOLE_HEADS };
@@ -85,7 +85,7 @@ pub(super) const GEMMA3: RopeKeys = RopeKeys {
     ..WHOLE_HEADS
 };
 
-/// The file has an object for each kind of layer, or none at all.
+/// The file has an object for each type of layer, or none at all.
 pub(super) const GEMMA4: RopeKeys = RopeKeys {
     types: &["default", "linear", "llama3", "yarn", PROPORTIONAL],
     windowed: Some(WindowedTheta { key: None, absent: USUAL_THETA }),
@@ -112,7 +112,7 @@ pub(super) const QWEN3_5: RopeKeys = RopeKeys { share: Some((SHARE, 0.25)), ..WH
 pub(super) const MINIMAX: RopeKeys = RopeKeys { absent_theta: 5_000_000.0, share: Some((SHARE, 1.0)), ..WHOLE_HEADS };
 pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 pub(super) const HELIUM: RopeKeys = RopeKeys { absent_theta: 100_000.0, ..WHOLE_HEADS };
-/// The class's own scaling is not the usual one.
+/// The class has a special default scaling.
 pub(super) const STATED: RopeKeys = RopeKeys { is_required: true, ..WHOLE_HEADS };
 pub(super) const MINISTRAL3: RopeKeys = RopeKeys { is_required: true, own: &[LLAMA4_BETA], ..WHOLE_HEADS };
 pub(super) const GPT_OSS: RopeKeys = RopeKeys { is_required: true, absent_theta: 150_000.0, ..WHOLE_HEADS };
@@ -122,7 +122,7 @@ const USUAL_THETA: f64 = 10_000.0;
 
 const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn", LONG_ROPE];
 
-/// The same for classes whose layers with the window have rotary positions of their own.
+/// The scalings of classes whose layers with the window have separate rotary positions.
 const PER_KIND_TYPES: &[&str] = &["default", "linear", "llama3", "yarn"];
 const FULL: &str = "full_attention";
 const WINDOWED: &str = "sliding_attention";
@@ -178,7 +178,7 @@ impl RopeKeys {
         Ok(())
     }
 
-    /// The same for classes whose layers with the window have rotary positions of their own.
+    /// As [`read`](Self::read), for classes whose layers with the window have separate rotary positions.
     fn read_per_kind(&self, windowed: &WindowedTheta, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         let absent = match self.absent_kinds.map(|absent| absent()) {
             Some(Value::Object(absent)) => absent,
@@ -249,7 +249,7 @@ impl RopeKeys {
         let rotary_dim = match self.share {
             None if kind == PROPORTIONAL => {
                 let share = nested.number_or(SHARE, 1.0)?;
-                // Rounded down, as Python's `//` does; no pair is refused by `validate`.
+                // Rounded down, as Python's `//` does; `validate` rejects 0 pairs.
                 let n_pairs = (head_dim as f64 * share / 2.0) as usize;
                 let scaling = RopeScaling::Proportional { n_pairs, factor: nested.number_or("factor", 1.0)? };
                 return Ok(Rope { theta, rotary_dim: head_dim, scaling });
@@ -262,13 +262,13 @@ impl RopeKeys {
             }
             Some((key, absent)) => {
                 let share = nested.number_or(SHARE, fields.number_or(key, absent)?)?;
-                // Rounded down, as Python's `int` does; shares that make no dimension are refused by `validate`.
+                // Rounded down, as Python's `int` does; `validate` rejects shares that give no dimension.
                 (head_dim as f64 * share) as usize
             }
         };
         let alpha = if self.own.contains(&ALPHA) { nested.number_or(ALPHA, 0.0)? } else { 0.0 };
         if kind == "dynamic" && alpha != 0.0 {
-            // In spite of its name, this does not depend on the text's length.
+            // Despite the name, this does not depend on the text's length.
             let dim = rotary_dim as f64;
             return Ok(Rope::new(theta * alpha.powf(dim / (dim - 2.0)), rotary_dim));
         }

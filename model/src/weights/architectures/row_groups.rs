@@ -11,7 +11,7 @@ use super::{
 };
 use crate::config::Activation;
 
-/// What most classes have: a row says what is other in its own, at least the class's name and its keys.
+/// The fields that most classes have in common: a row overrides at least the class's name and its keys.
 pub(super) const LIKE_LLAMA: Architecture = Architecture {
     class: "",
     model_type: "",
@@ -22,7 +22,7 @@ pub(super) const LIKE_LLAMA: Architecture = Architecture {
     base_prefix: "model.",
 };
 
-/// The same of the first GPTs.
+/// As [`LIKE_LLAMA`], for the first GPTs.
 pub(super) const LIKE_GPT2: Architecture = Architecture {
     class: "",
     model_type: "",
@@ -71,11 +71,12 @@ pub(super) const SILU_UNTIED: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
 ];
 
-/// As many key heads as query heads where the file does not say otherwise.
+/// By default as many key heads as query heads.
 pub(super) const GROUPED_HEADS: ConfigRow = size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads);
-/// Heads that share the width of the residual stream where the file does not say otherwise.
+/// By default the residual stream's width divided by the number of heads.
 pub(super) const HEAD_DIM: ConfigRow = size_or(&["head_dim"], |c| &mut c.head_dim, head_dim);
-/// The same where the class has no other heads. It rotates by the key if there is one, so that is rejected.
+/// As [`HEAD_DIM`], for classes that do not support another width. They would rotate by the key, so another value is
+/// rejected.
 pub(super) const ONLY_HEAD_DIM: ConfigRow = custom(
     &["head_dim"],
     |fields, config| {
@@ -96,7 +97,7 @@ pub(super) const fn layer_norm_eps(absent: f64) -> ConfigRow {
     number("layer_norm_eps", |c| &mut c.norm_eps, absent)
 }
 
-/// For all four matrices of attention, none by default.
+/// One flag for all four matrices of attention; false by default.
 pub(super) const ATTENTION_BIAS: &[ConfigRow] =
     &[flag("attention_bias", |c| &mut c.qkv_bias, false), flag("attention_bias", |c| &mut c.attn_out_bias, false)];
 
@@ -110,7 +111,7 @@ pub(super) const GLM: &[ConfigRow] = &[
     ConfigRow::Window(&window::NONE),
 ];
 
-/// OLMo 2 and what follows it, but for sizes, windows and rotary positions.
+/// OLMo 2 and its successors, except for sizes, windows and rotary positions.
 pub(super) const OLMO2: &[ConfigRow] = &[
     GROUPED_HEADS,
     HEAD_DIM,
@@ -121,7 +122,7 @@ pub(super) const OLMO2: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
 ];
 
-/// Gemma 2 and what follows it, but for sizes, windows and rotary positions.
+/// Gemma 2 and its successors, except for sizes, windows and rotary positions.
 pub(super) const GEMMA2: &[ConfigRow] = &[
     kv_heads(4),
     size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
@@ -159,7 +160,7 @@ pub(super) const COHERE: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
 ];
 
-/// The sizes as the first GPTs name them, of which transformers reads the newer names too.
+/// The sizes under the names of the first GPTs; transformers also reads the newer names.
 pub(super) const GPT2_SIZES: &[ConfigRow] = &[
     size(&["vocab_size"], |c| &mut c.vocab_size),
     size(&["n_positions", "max_position_embeddings"], |c| &mut c.max_seq_len),

@@ -11,12 +11,12 @@ use crate::{
     error::Result,
 };
 
-/// The encoder of a model whose other fields are read: the same, but that it looks both ways.
+/// The encoder of a model whose other fields have been read: the same, but bidirectional.
 fn encoder_of(config: &GptConfig) -> GptConfig {
     GptConfig { bidirectional: true, encoder: None, tie_embeddings: true, lm_head_bias: false, ..config.clone() }
 }
 
-/// The encoder of a configuration that `write` tries; the decoder itself, if it has none.
+/// The encoder that `write` describes; the configuration itself if it has no encoder.
 fn described(config: &GptConfig) -> &GptConfig {
     config.encoder.as_deref().unwrap_or(config)
 }
@@ -34,7 +34,7 @@ pub(super) const T5_LAYERS: ConfigRow = custom(
         let of_encoder = fields.size("num_layers")?.ok_or_else(|| fields.missing(&["num_layers"]))?;
         config.n_layers = fields.size_or("num_decoder_layers", of_encoder)?;
         config.encoder = Some(Box::new(GptConfig { n_layers: of_encoder, ..encoder_of(config) }));
-        // A head of the decoder's has no part in the encoder.
+        // The decoder's head does not apply to the encoder.
         if let Some(encoder) = &mut config.encoder {
             encoder.logit_multiplier = 1.0;
         }
@@ -47,7 +47,7 @@ pub(super) const T5_LAYERS: ConfigRow = custom(
     },
 );
 
-/// Names of the MLP's kind: the nonlinearity, behind `gated-` if it is gated.
+/// Names of the MLP's kind: the activation, with the prefix `gated-` if it is gated.
 const FEED_FORWARD: &[(&str, Activation, bool)] = &[
     ("relu", Activation::Relu, false),
     ("gated-gelu", Activation::GeluTanh, true),
@@ -85,8 +85,8 @@ pub(super) const MT5_ACTIVATION: ConfigRow = custom(
     write_feed_forward,
 );
 
-/// Released files say false, newer versions of transformers say true: either way the output matrix is the embedding only if the
-/// files have no other.
+/// Released files say false, newer versions of transformers say true: in both cases the output matrix is the embedding,
+/// unless the files have a separate one.
 pub(super) const MT5_HEAD: ConfigRow = custom(
     &["tie_word_embeddings"],
     |_, _| Ok(()),
@@ -127,9 +127,9 @@ pub(super) const UMT5_POSITIONS: ConfigRow = custom(
     write_buckets,
 );
 
-/// The first models multiply the embedding's rows by the last hidden states over the root of their width; later ones have a
-/// matrix of their own, without that. Newer versions of transformers keep the second as `scale_decoder_outputs`, and call all
-/// models tied.
+/// The first models multiply the embedding's rows by the last hidden states divided by the root of their width; later
+/// ones have a separate matrix, without the division. Newer versions of transformers store the difference as
+/// `scale_decoder_outputs`, and mark all models as tied.
 pub(super) const T5_HEAD: ConfigRow = custom(
     &["tie_word_embeddings", "scale_decoder_outputs"],
     |fields, config| {
@@ -145,7 +145,8 @@ pub(super) const T5_HEAD: ConfigRow = custom(
     },
 );
 
-/// The encoder's sizes, which differ from the decoder's. The last of the rows: it copies what the two models share.
+/// The encoder's sizes, which differ from the decoder's. Must be the last row, since it copies the fields that encoder
+/// and decoder share.
 pub(super) const BART_ENCODER: ConfigRow = custom(
     &["encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "is_encoder_decoder"],
     |fields, config| {

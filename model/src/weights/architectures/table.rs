@@ -14,7 +14,7 @@ mod variants;
 
 use super::Architecture;
 
-/// A configuration that several classes can express is saved as the first of them.
+/// A configuration that several classes can express is saved as the first of these classes.
 const FAMILIES: &[&[Architecture]] = &[
     gpt::ROWS,
     llama::ROWS,

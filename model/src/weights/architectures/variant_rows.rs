@@ -12,14 +12,14 @@ use crate::{
     error::Result,
 };
 
-/// MiniCPM's scales, by the depth and the width of the model for which they were found. By default there are none.
+/// MiniCPM's scales, from the depth and the width of the model on which they were tuned. No scales by default.
 pub(super) const MINICPM_SCALES: &[ConfigRow] = &[
     number("scale_emb", |c| &mut c.embedding_multiplier, 1.0),
     minicpm_depth(|fields, config| set_depth(fields.number_or("scale_depth", 1.0)?, config)),
     minicpm_width(|fields, config| set_width(fields.number_or("dim_model_base", 1.0)?, config)),
 ];
 
-/// The same in MiniCPM 3: defaults are those of its first model, and `null` stands for no scale.
+/// As [`MINICPM_SCALES`], for MiniCPM 3: defaults are those of its first model, and `null` means no scale.
 pub(super) const MINICPM3_SCALES: &[ConfigRow] = &[
     number("scale_emb", |c| &mut c.embedding_multiplier, 12.0),
     minicpm_depth(|fields, config| {
@@ -73,15 +73,15 @@ pub(super) const EXAONE_EPS: ConfigRow = custom(
     |config, written| drop(written.insert("rms_norm_eps".to_owned(), json!(config.norm_eps))),
 );
 
-/// Where the older form of rotary positions is written, Mellum's class reads it in place of the newer one, and cannot.
+/// Mellum's class reads the older form of rotary positions in place of the newer one if it is written, and fails.
 pub(super) const ONLY_NEWER_ROPE: ConfigRow = custom(
     &[],
     |_, _| Ok(()),
     |_, written| ["rope_theta", "rope_scaling"].iter().for_each(|key| drop(written.remove(*key))),
 );
 
-/// nanochat normalizes queries and keys behind the rotation. That makes no difference, as the norms have no weights, unless the
-/// rotation scales. Behind the row of rotary positions.
+/// nanochat normalizes queries and keys after the rotation. Since the norms have no weights, this makes no difference
+/// unless the rotation scales. Must follow the row of rotary positions.
 pub(super) const NANOCHAT_NORMS: ConfigRow = custom(
     &[],
     |_, config| {
@@ -92,7 +92,7 @@ pub(super) const NANOCHAT_NORMS: ConfigRow = custom(
     |_, _| {},
 );
 
-/// Norms of queries and keys, if there are any, have a weight for each head. Behind the row that says whether there are.
+/// If queries and keys are normalized, each head has its own weight. Must follow the row that reads whether they are.
 pub(super) const NORM_OF_EACH_HEAD: ConfigRow = custom(
     &[],
     |_, config| {
@@ -102,8 +102,8 @@ pub(super) const NORM_OF_EACH_HEAD: ConfigRow = custom(
     |_, _| {},
 );
 
-/// Transformers has one setting for all biases of attention, and the code beside the weights one for those of queries, keys and
-/// values alone.
+/// Transformers has one setting for all biases of attention; the code that comes with the weights has one for the
+/// biases of queries, keys and values only.
 pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
     &["attention_bias", "qkv_bias", "mlp_bias", "bias"],
     |fields, config| {
@@ -118,7 +118,8 @@ pub(super) const INTERNLM3_BIASES: ConfigRow = custom(
     },
 );
 
-/// Ministral 3 grows queries in steps of the original context's length. Both numbers are among those of the rotary positions.
+/// Ministral 3 scales queries up in steps of the original context's length. Both numbers are among the keys of rotary
+/// positions.
 pub(super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
     &[],
     |fields, config| {
@@ -141,7 +142,7 @@ pub(super) const MINISTRAL3_TEMPERATURE: ConfigRow = custom(
     },
 );
 
-/// HyperCLOVA X may have norms after both parts besides, and scales scores as usual where the key is `null`.
+/// HyperCLOVA X may also have norms after attention and MLP, and scales scores as usual if the key is `null`.
 pub(super) const HYPERCLOVAX_NORMS: ConfigRow = custom(
     &["use_post_norm"],
     |fields, config| {
@@ -168,7 +169,7 @@ pub(super) const HYPERCLOVAX_ATTENTION: ConfigRow = custom(
     },
 );
 
-/// CWM's class has no configuration without this token.
+/// CWM's class always requires this token.
 pub(super) const CWM_BOS: ConfigRow = custom(
     &[],
     |_, _| Ok(()),
@@ -177,7 +178,8 @@ pub(super) const CWM_BOS: ConfigRow = custom(
     },
 );
 
-/// What Hunyuan's dense models share with those of experts. Their class normalizes queries and keys whatever `use_qk_norm` says.
+/// Rows that Hunyuan's dense models share with its models with experts. Their class normalizes queries and keys
+/// whatever `use_qk_norm` says.
 pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
     &["use_qk_norm", "num_experts"],
     |fields, _| match fields.size_or("num_experts", 1)? {
@@ -187,7 +189,7 @@ pub(super) const HUNYUAN_DENSE: ConfigRow = custom(
     |_, _| {},
 );
 
-/// Muse Glimmer multiplies queries by this behind their norm. Behind the row of the heads.
+/// Muse Glimmer multiplies queries by this after their norm. Must follow the row of the heads.
 pub(super) const MUSE_SCORES: ConfigRow = custom(
     &["qk_scale_factor"],
     |fields, config| {
@@ -201,7 +203,7 @@ pub(super) const MUSE_SCORES: ConfigRow = custom(
     },
 );
 
-/// The norms behind the parts have an epsilon of their own. Behind the row of the others'.
+/// The output norms have a separate epsilon. Must follow the row of the other norms' epsilon.
 pub(super) const MUSE_EPS: ConfigRow = custom(
     &["post_norm_eps"],
     |fields, config| {

@@ -13,20 +13,20 @@ const PERIOD: &str = "sliding_window_pattern";
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// How a class says which layers see how far.
+/// How a class states the sliding window, and the layers that have it.
 pub(in super::super) enum WindowKeys {
     /// The class has no windows.
     None,
-    /// One window for all layers; `null` for none.
+    /// One window for all layers; `null` means none.
     All {
-        /// Where the key is not there at all.
+        /// The default if the key is absent.
         absent: Option<usize>,
     },
     /// One window for all layers, if `use_sliding_window`.
     Used,
     /// A window for the layers from `max_window_layers` on. Newer files list the layers' kinds.
     From {
-        /// `max_window_layers` where it is not there.
+        /// The default of `max_window_layers`.
         absent: usize,
         /// Whether `use_sliding_window` must be set for it.
         is_flagged: bool,
@@ -78,7 +78,7 @@ pub(in super::super) const MUSE_GLIMMER: WindowKeys =
     WindowKeys::Periodic { period: 4, first: 0, absent: 2048, has_key: false };
 pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
-/// The window of most classes where the key is not there at all.
+/// The window of most classes if the key is absent.
 const USUAL: usize = 4096;
 
 /// The last layer of each period sees everything.
@@ -86,14 +86,14 @@ const fn periodic(period: usize, has_key: bool) -> WindowKeys {
     WindowKeys::Periodic { period, first: period, absent: USUAL, has_key }
 }
 
-/// Sets the window, and the layers without it. If all layers are without it, there is no window.
+/// Sets the window, and the layers without it. If no layer has it, there is no window.
 pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
     let windowed = window.is_some() && full_layers.len() < config.n_layers;
     config.sliding_window = window.filter(|_| windowed);
     config.full_layers = if windowed { full_layers } else { Vec::new() };
 }
 
-/// The layers that see everything: those of the list of the layers' kinds, otherwise the first of each `key`.
+/// The layers without the window: from the list of layer types, otherwise the first of each `key`.
 pub(super) fn listed_or_every(fields: &Fields<'_>, n_layers: usize, key: &str, absent: usize) -> Result<Vec<usize>> {
     if fields.get(LAYER_TYPES).is_some() {
         return GEMMA3.listed(fields, Some(1), n_layers);
@@ -118,15 +118,15 @@ fn kinds(config: &GptConfig) -> Value {
 }
 
 impl WindowKeys {
-    /// Sets the window and the layers that have none in spite of it.
+    /// Sets the window, and the layers without it.
     pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         let refuse = |key: &str, supported: &str| {
             Err(fields.unsupported(key, fields.get(key).unwrap_or(&Value::Null), supported))
         };
         let n_layers = config.n_layers;
         let window = match *self {
-            // With such a key, transformers computes without a window and still keeps only its keys and values in a cache: what it
-            // answers depends on whether it has one.
+            // With such a key, transformers computes without a window and still keeps only the window's keys and values
+            // in a cache: its output depends on whether a cache is used.
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
@@ -168,7 +168,7 @@ impl WindowKeys {
         Ok((0..n_layers).filter(|&layer| list[layer] == FULL).collect())
     }
 
-    /// The layers that see everything, where the file has no list.
+    /// The layers without the window, if the file has no list.
     fn usual(&self, fields: &Fields<'_>, config: &GptConfig) -> Result<Vec<usize>> {
         // The size is not validated yet: this limits the list.
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
@@ -224,7 +224,7 @@ impl WindowKeys {
                 write(LAYER_TYPES, kinds());
             }
             Self::Periodic { .. } => {
-                // Transformers wants one, whether a layer has it or not.
+                // Transformers requires a window, even if no layer has it.
                 write(WINDOW, json!(config.sliding_window.unwrap_or(USUAL)));
                 write(LAYER_TYPES, kinds());
             }

@@ -1,5 +1,5 @@
 //! Classes for text with images or sound, whose text part is a class of the table. Only the text part is opened: its
-//! configuration becomes that of the text class, and the tensors of the other parts are not read.
+//! configuration is converted to the text class's form, and the tensors of the other parts are not read.
 
 use std::path::Path;
 
@@ -14,11 +14,9 @@ pub(in super::super) struct Wrapper {
     pub(in super::super) class: &'static str,
     /// As in `model_type` of `config.json`.
     model_type: &'static str,
-    /// The types that the text part may have, and the class of the table for each. The first is that of a file that names
-    /// none.
+    /// The types that the text part may have, and the class of the table for each. The first is the default.
     texts: &'static [(&'static str, &'static str)],
-    /// Keys of the text part that files may leave out, where the wrapper's defaults are not those of the text class: a JSON
-    /// object.
+    /// Optional keys of the text part for which the wrapper's defaults differ from the text class's: a JSON object.
     defaults: &'static str,
     /// How the names of the other parts' tensors begin.
     others: &'static [&'static str],
@@ -112,8 +110,8 @@ const QWEN3_VL_MOE: &str = "Qwen3VLMoeForConditionalGeneration";
 const QWEN2_VL: &str =
     r#"{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "max_position_embeddings": 32768}"#;
 
-/// Where the names of the text part's tensors begin in newer and in older files. What remains is the text class's name, in newer
-/// files without its `model.`.
+/// Prefixes of the names of the text part's tensors, in newer and in older files. The rest is the text class's name, in
+/// newer files without its `model.`.
 const TEXT_PREFIXES: [&str; 2] = ["model.language_model.", "language_model."];
 /// How the names of other parts' tensors begin, with or without `model.`.
 const PICTURES: &[&str] = &["visual.", "vision_tower.", "multi_modal_projector."];
@@ -130,7 +128,7 @@ const TEXT_CONFIG: &str = "text_config";
 const TIED: &str = "tie_word_embeddings";
 /// The objects of the rotary positions.
 const ROPE: [&str; 2] = ["rope_scaling", "rope_parameters"];
-/// Keys of rotary positions that differ between the three coordinates of a token. Those of text are all equal.
+/// Keys of rotary positions that differ between the three coordinates of a token. For text, all three are equal.
 const SECTIONS: [&str; 2] = ["mrope_section", "mrope_interleaved"];
 const SECTIONED: &str = "mrope";
 
@@ -188,11 +186,11 @@ pub(in super::super) fn text_part(
     Ok((own, Some(wrapper)))
 }
 
-/// What a tensor of a wrapper's files is.
+/// The part of the model to which a tensor of a wrapper's files belongs.
 pub(in super::super) enum WrappedTensor<'a> {
-    /// One of the text class, under this name.
+    /// A tensor of the text class, with this name.
     Text(&'a str),
-    /// One of another part.
+    /// A tensor of another part.
     Other,
 }
 

@@ -107,8 +107,8 @@ impl<'a> TensorWriter<'a> {
     /// Writes the bytes of a tensor, or of its next part, in pieces.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if there are more bytes than in the plan, or
-    /// the tensor is not in it.
+    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if there are more bytes than planned, or
+    /// the tensor is not in the plan.
     pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Result<Vec<u8>>>) -> Result<()> {
         let Some(&TensorLocation { shard, start, n_bytes, n_written }) = self.places.get(name) else {
             return Err(self.error(0, name, "is not in the file's plan"));
@@ -205,7 +205,7 @@ fn lay_out(mut tensors: Vec<TensorPlan>, file: &str) -> Result<(Vec<u8>, Offsets
     });
     let infos: Vec<_> = infos.collect();
     let offsets = infos.iter().map(|(name, info)| (name.clone(), info.data_offsets)).collect();
-    // `transformers` requires a framework name, and has none for Hearth.
+    // `transformers` requires a framework name, and does not know Hearth.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(metadata), infos).map_err(|reason| error(reason.to_string()))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|reason| error(reason.to_string()))?;
@@ -249,7 +249,7 @@ mod tests {
                 .map(|n| (n * 31 + tensor.name.len() + tensor.name.as_bytes()[0] as usize) as u8)
                 .collect()
         };
-        // One shard, all of them, and each tensor in a file of its own.
+        // One shard, several shards, and one file per tensor.
         for max_shard_bytes in [usize::MAX, 70, 1] {
             let staged = StagedDir::replacing(&dir.path().join(max_shard_bytes.to_string())).unwrap();
             let mut writer = TensorWriter::new(&staged, DiskDtype::F32, max_shard_bytes, plan.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! GGML's blocks whose bits are the numbers, or number the levels of one table.
+//! GGML's blocks whose bits are the numbers themselves, or indices into one table of levels.
 
 use std::array;
 
@@ -65,7 +65,7 @@ pub(super) fn mx_of(exponent: u8, codes: [u8; BLOCK_SIZE]) -> MxBlock {
     MxBlock { scale: half_of_power(exponent), values: codes.map(|code| FP4_LEVELS[usize::from(code)]) }
 }
 
-/// `2^(exponent - 128)`: half of what MXFP4 defines, for doubled numbers.
+/// `2^(exponent - 128)`: half of MXFP4's scale, since the numbers are doubled.
 fn half_of_power(exponent: u8) -> bf16 {
     bf16::from_bits(match exponent {
         // Below the smallest normal number.
@@ -74,7 +74,8 @@ fn half_of_power(exponent: u8) -> bf16 {
     })
 }
 
-/// The values of a block of NVFP4: four scales, then 16 values to each, of which the first 8 are in the lower halves.
+/// The values of a block of NVFP4: four scales, then 16 values per scale, the first 8 of them in the lower halves of
+/// the bytes.
 pub(super) fn nvfp4(block: &[u8], out: &mut [f32; 64]) {
     let (scales, codes) = block.split_at(4);
     for ((out, &scale), codes) in out.as_chunks_mut::<16>().0.iter_mut().zip(scales).zip(codes.as_chunks::<8>().0) {
@@ -182,7 +183,8 @@ fn four_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
     numbers
 }
 
-/// The numbers of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 numbers.
+/// The numbers of a `Q5_K` block. As `Q4_K`, preceded by 32 bytes whose `n`th bits are the fifth bits of the `n`th 32
+/// numbers.
 fn five_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
     let (high, low) = bytes.split_at(32);
     let mut numbers = four_bits(low);

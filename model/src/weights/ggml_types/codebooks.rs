@@ -1,5 +1,5 @@
-//! GGML's blocks whose values are taken from codebooks, several at a time. `grids.bin` has the codebooks, as
-//! `tests/gguf/make_blocks.py` writes them from the package `gguf`: each entry is a little-endian u16.
+//! GGML's blocks whose values are taken from codebooks, several at a time. `grids.bin` has the codebooks, which
+//! `tests/gguf/make_blocks.py` writes from the package `gguf`: each entry is a little-endian u16.
 
 use std::array;
 
@@ -141,7 +141,7 @@ pub(super) fn k_block(element: ElementType, block: &[u8]) -> KBlock {
     }
 }
 
-/// The scale of an `IQ1_M` block: its four bits at a time are the top ones of the last four u16.
+/// The scale of an `IQ1_M` block: the top four bits of each of the last four u16, concatenated.
 pub(super) fn iq1_m_scale(block: &[u8]) -> f16 {
     f16::from_bits((0..4).fold(0, |bits, n| bits | u16::from(block[49 + 2 * n] >> 4) << (4 * n)))
 }

@@ -70,8 +70,8 @@ pub(in super::super) fn read<T>(path: &Path, read: impl FnOnce(AdapterFile<'_>) 
     })
 }
 
-/// The architecture of a model of `config`, which was loaded from files of the Hugging Face class `class`, and how it names
-/// tensors.
+/// The architecture of a model of `config`, which was loaded from files of the Hugging Face class `class`, and its
+/// tensor names.
 ///
 /// # Errors
 /// [`Error::Config`] if there is none.

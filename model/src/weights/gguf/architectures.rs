@@ -1,7 +1,7 @@
 //! The architectures of GGUF files, as llama.cpp's converter writes them.
 //!
-//! Keys begin with the name of the architecture: `llama.block_count`. For keys that a file may leave out, the defaults are those
-//! of llama.cpp. A model has biases, and an output matrix of its own, if the file has their tensors.
+//! Keys begin with the name of the architecture: `llama.block_count`. Optional keys have llama.cpp's defaults. A model
+//! has biases, and a separate output matrix, if the file has their tensors.
 
 use super::{
     super::architectures::{
@@ -278,7 +278,7 @@ const FALCON: Gguf = Gguf {
     params: &[OUTSIDE, FUSED_QKV, FALCON_NORMS, BLOCK, UNGATED],
 };
 
-/// Files do not say whether the model has a window.
+/// Files do not state whether the model has a window.
 const STARCODER2: Gguf = Gguf {
     name: "starcoder2",
     base: || GptConfig {
@@ -299,7 +299,7 @@ const MISTRAL3: Gguf = Gguf {
     ..SMOLLM3
 };
 
-/// The three coordinates of a token, by which sections of its heads rotate, are equal for text.
+/// The three coordinates of a token, by which sections of its heads are rotated, are equal for text.
 const QWEN2VL: Gguf =
     Gguf { name: "qwen2vl", config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::ROPE_SECTIONS]], ..QWEN2 };
 

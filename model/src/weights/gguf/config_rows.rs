@@ -20,7 +20,7 @@ use crate::{
     error::Result,
 };
 
-/// The type of the scaling whose factors are the tensors [`FACTOR_LISTS`].
+/// The type of scaling whose factors are in the tensors [`FACTOR_LISTS`].
 pub(super) const LONG_ROPE: &str = "longrope";
 /// The tensors of the factors for short and long contexts.
 pub(super) const FACTOR_LISTS: [&str; 2] = ["rope_factors_short.weight", "rope_factors_long.weight"];
@@ -86,7 +86,7 @@ fn read_window(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
 fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let theta = fields.number_or("rope.freq_base", 10_000.0)?;
     let rotary_dim = fields.size_or("rope.dimension_count", config.head_dim)?;
-    // 0 counts as absent, as in llama.cpp; the second key is that of the first files.
+    // 0 counts as absent, as in llama.cpp; the second key is from the first files.
     let factor = |key| Ok(fields.number_or(key, 0.0)?).map(|factor| (factor != 0.0).then_some(factor));
     let factor = factor("rope.scaling.factor")?.or(factor("rope.scale_linear")?);
     let kind = fields.text_or("rope.scaling.type", if factor.is_some() { "linear" } else { "none" })?;
@@ -135,7 +135,7 @@ fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<f64> {
     }
 }
 
-/// A row that reads `keys` with a function of its own and writes nothing.
+/// A row that reads `keys` with a custom function and writes nothing.
 pub(super) const fn of_key(
     keys: &'static [&'static str],
     read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
@@ -187,7 +187,7 @@ pub(super) const UNTRUNCATED: ConfigRow = of_key(&[], |_, config| {
     Ok(())
 });
 
-/// Every `period`-th layer has no window, unless the file has another period or a flag for each layer.
+/// Every `period`-th layer has no window, unless the file states another period or a flag for each layer.
 fn read_periodic_window(
     fields: &Fields<'_>,
     config: &mut GptConfig,
@@ -211,14 +211,14 @@ fn read_periodic_window(
     Ok(())
 }
 
-/// Every `period`-th layer; none where it is 0.
+/// Every `period`-th layer; none if `period` is 0.
 fn every(period: usize, config: &GptConfig) -> Vec<usize> {
     // The size is not validated yet: this limits the list.
     let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
     layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
 }
 
-/// Layers with the window have a rotary base of their own, and no scaling.
+/// Layers with the window have a separate rotary base, and no scaling.
 pub(super) const GEMMA3_WINDOW_ROPE: ConfigRow =
     of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |_| 10_000.0));
 
@@ -273,13 +273,13 @@ pub(super) const EXAONE4_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config
     Ok(())
 });
 
-/// Which sections of heads rotate by which of a token's three coordinates. Those of text are equal.
+/// The sections of heads that are rotated by each of a token's three coordinates. For text, these are equal.
 pub(super) const ROPE_SECTIONS: ConfigRow = of_key(&["rope.dimension_sections"], |_, _| Ok(()));
 /// How many layers pictures are added to.
 pub(super) const DEEPSTACK: ConfigRow = of_key(&["n_deepstack_layers"], |_, _| Ok(()));
 
 const TEMPERATURE: &str = "attention.temperature_scale";
-/// DeepSeek's second factor of YaRN, by whose own the attention factor is divided.
+/// DeepSeek's second factor of YaRN. The attention factor is divided by the value computed from it.
 pub(super) const LOG_MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
 
 /// Queries grow in steps of the original context's length.
@@ -318,7 +318,7 @@ pub(super) fn log_factor(factor: f64, multiplier: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * multiplier * factor.ln() + 1.0 }
 }
 
-/// The first files leave them out: those of the model with 2 billion parameters.
+/// The first files leave the scales out: the defaults are those of the model with 2 billion parameters.
 pub(super) const MINICPM_SCALES: &[ConfigRow] = &[
     number("embedding_scale", |c| &mut c.embedding_multiplier, 12.0),
     ConfigRow::Custom {

@@ -22,14 +22,14 @@ pub(super) struct Gguf {
     pub(super) name: &'static str,
     /// The configuration before keys are read; sizes are not set yet.
     pub(super) base: fn() -> GptConfig,
-    /// Keys and what they set, in the order in which they are read.
+    /// Keys and the fields that they set, in the order in which they are read.
     pub(super) config: &'static [&'static [ConfigRow]],
-    /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
+    /// The tensors of each parameter. If several rows name one parameter, the first row whose tensors exist applies.
     pub(super) params: &'static [&'static [NameRow]],
 }
 
 impl Gguf {
-    /// Reads the metadata's keys under the architecture's name. `has` tells whether there is a tensor of a name.
+    /// Reads the metadata's keys under the architecture's name. `has` is whether there is a tensor of a name.
     ///
     /// # Errors
     /// [`Error::File`](crate::Error::File) with a key that would change the computation but is not supported.
@@ -68,7 +68,8 @@ impl Gguf {
         TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", body_prefix: "", is_base: false }
     }
 
-    /// The keys that the rows of this architecture write for `config`; those of rotary positions and windows are not among them.
+    /// The keys that the rows of this architecture write for `config`, without the keys of rotary positions and
+    /// windows.
     pub(super) fn written(&self, config: &GptConfig) -> Map<String, Value> {
         let mut written = Map::new();
         self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
@@ -80,7 +81,7 @@ impl Gguf {
     }
 }
 
-/// Architectures whose models have norms of queries and keys or not, which only the tensors say.
+/// Architectures in which only the tensors show whether queries and keys are normalized.
 const QK_NORM_BY_TENSORS: &[&str] = &["glm4moe"];
 
 /// Keys that no row reads and whose neutral value is not 0.
@@ -93,5 +94,5 @@ const NEUTRAL: &[(&str, Fixed)] = &[
 /// How texts become vectors, which does not change the model.
 pub(super) const POOLING_TYPE: &str = "pooling_type";
 
-/// Keys that are no part of the configuration. The shapes of the tensors say the same as the first two.
+/// Keys that are not part of the configuration. The shapes of the tensors imply the first two.
 const SILENT: &[&str] = &["vocab_size", "tensor_data_layout", POOLING_TYPE, "classifier.pooling_type"];

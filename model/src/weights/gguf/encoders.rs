@@ -21,11 +21,11 @@ use crate::{
     error::Result,
 };
 
-/// Files say that rows see those behind them.
+/// Bidirectional models have this key set.
 const BOTH_WAYS: ConfigRow =
     of_key(&["attention.causal"], |fields, _| fields.only("attention.causal", Fixed::Flag(false)));
 
-/// Kinds of tokens, and norms behind attention and MLP.
+/// Token types, and norms after attention and MLP.
 const BERT_NAMES: &[NameRow] = &[
     same("type_embed.weight", "token_types.weight"),
     same("blocks.{}.attn_norm.weight", "blk.{}.attn_output_norm.weight"),
@@ -34,7 +34,7 @@ const BERT_NAMES: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "blk.{}.layer_output_norm.bias"),
 ];
 
-/// BERT, DistilBERT, RoBERTa and what is like them.
+/// BERT, DistilBERT, RoBERTa and similar models.
 pub(super) const BERT: Gguf = Gguf {
     name: "bert",
     base: || GptConfig { n_token_types: 0, ..encoder() },
@@ -61,7 +61,7 @@ pub(super) const MODERN_BERT: Gguf = Gguf {
     params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
 };
 
-/// Norms as Gemma's. Files have the window as the class has it, which extends to half of its width on each side.
+/// Norms as Gemma's. The window in files is the class's, which extends to half of its width on each side.
 pub(super) const EMBEDDING_GEMMA: Gguf = Gguf {
     name: "gemma-embedding",
     base: || GptConfig {
@@ -93,7 +93,7 @@ const HALF_WINDOW: ConfigRow = of_key(&[], |_, config| {
     Ok(())
 });
 
-/// The sizes of the layers behind the pooling, whose tensors say the same.
+/// The sizes of the layers after the pooling; their tensors imply them too.
 const DENSE: ConfigRow =
     of_key(&["dense_2_feat_in", "dense_2_feat_out", "dense_3_feat_in", "dense_3_feat_out"], |_, _| Ok(()));
 

@@ -1,5 +1,5 @@
-//! How GGUF files describe experts. All experts of a layer are in one tensor, `[n_experts, d_out, d_in]`. Which layers have
-//! experts, and which biases and gates there are, is what tensors the file has.
+//! How GGUF files describe experts. All experts of a layer are in one tensor, `[n_experts, d_out, d_in]`. The tensors
+//! of the file show which layers have experts, and which biases and gates exist.
 
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ const GROUPS_USED: &str = "expert_group_used_count";
 const FIRST_DENSE: &str = "leading_dense_block_count";
 const STEP: &str = "interleave_moe_layer_step";
 
-/// The last two say which layers have experts, as the tensors do.
+/// The last two name the layers with experts; the tensors show this too.
 pub(super) const KEYS: &[&str] =
     &[COUNT, USED, D_FF, SHARED_D_FF, SHARED, SCORES, SCALE, NORMALIZED, GROUPS, GROUPS_USED, FIRST_DENSE, STEP];
 
@@ -51,13 +51,13 @@ pub(super) fn read(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         None => fields.size_or(SHARED_D_FF, 0)?,
     };
     experts.scores = match fields.size(SCORES)? {
-        // In files from before there was the key, and in those that do not say.
+        // In older files, and in files that do not state it.
         None | Some(0) => experts.scores,
         Some(1) => RouterScores::Softmax,
         Some(2) => RouterScores::Sigmoid,
         Some(other) => return Err(fields.unsupported(SCORES, &json!(other), "1 (softmax), 2 (sigmoid)")),
     };
-    // Zero stands for no scale.
+    // Zero means no scale.
     experts.weight_multiplier = fields.number_if_any(SCALE)?.filter(|scale| *scale != 0.0).unwrap_or(1.0);
     experts.normalized = fields.flag_or(NORMALIZED, experts.normalized)?;
     let (n_groups, n_active) = (fields.size_or(GROUPS, 1)?, fields.size_or(GROUPS_USED, 1)?);
@@ -76,7 +76,7 @@ pub(super) fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     if *shared_d_ff > 0 {
         write(SHARED_D_FF, json!(shared_d_ff));
     }
-    // For llama.cpp, which wants the first of these for some architectures and the last two for others.
+    // llama.cpp requires the first key for some architectures, and the last two for others.
     if shared_d_ff.is_multiple_of(*d_ff) {
         write(SHARED, json!(shared_d_ff / d_ff));
     }
@@ -93,8 +93,8 @@ pub(super) fn write(config: &GptConfig, written: &mut Map<String, Value>) {
     }
 }
 
-/// Granite 4 H: a model without experts has the width of its MLP under the key of the shared expert, and how many experts were
-/// to be chosen.
+/// Granite 4 H: a model without experts has the width of its MLP under the shared expert's key, and also a number of
+/// experts to choose.
 pub(super) const GRANITE_HYBRID_EXPERTS: ConfigRow = ConfigRow::Custom {
     keys: KEYS,
     read: |fields, config| {
@@ -108,7 +108,7 @@ pub(super) const GRANITE_HYBRID_EXPERTS: ConfigRow = ConfigRow::Custom {
     write,
 };
 
-/// Nemotron-H: the shared expert has a width of its own, whatever the number of shared experts is.
+/// Nemotron-H: the shared expert's width is a separate key, whatever the number of shared experts is.
 pub(super) const NEMOTRON_EXPERTS: ConfigRow = ConfigRow::Custom {
     keys: KEYS,
     read: |fields, config| {
@@ -121,7 +121,7 @@ pub(super) const NEMOTRON_EXPERTS: ConfigRow = ConfigRow::Custom {
     write,
 };
 
-/// Sets what only the tensors say.
+/// Sets the fields that only the tensors show.
 pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
     // The size is not validated yet: this limits the list.
     let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
@@ -153,7 +153,7 @@ pub(super) const NAMES: &[NameRow] = &[
     same("blocks.{}.experts.shared_gate.weight", "blk.{}.ffn_gate_inp_shexp.weight"),
 ];
 
-/// The same of experts without gates.
+/// As [`NAMES`], for experts without gates.
 pub(super) const UNGATED_NAMES: &[NameRow] = &[
     same(UP, "blk.{}.ffn_up_exps.weight").of_all_experts(),
     same("blocks.{}.experts.shared.up.weight", "blk.{}.ffn_up_shexp.weight"),

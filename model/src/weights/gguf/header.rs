@@ -250,7 +250,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    /// The numbers of a list of whole numbers of up to 32 bits.
+    /// The numbers of a list of integers of up to 32 bits.
     pub(super) fn ints(&self, key: &str) -> Result<Option<Vec<i32>>> {
         self.list(key, "a list of i32", |item| match item {
             Value::Unsigned(number) => i32::try_from(number).ok(),
@@ -259,7 +259,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    /// The items of a list, which must be `expected`: those that `read` takes.
+    /// The items of a list, all of which `read` must accept; `expected` describes them in the error.
     fn list<T>(&self, key: &str, expected: &str, read: fn(Value<'a>) -> Option<T>) -> Result<Option<Vec<T>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let items = if let Value::Array(array) = value { array.scalars() } else { None };

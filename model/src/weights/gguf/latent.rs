@@ -1,4 +1,4 @@
-//! Latent attention in GGUF files: DeepSeek V2 and V3 and what the converter writes as them, and MiniCPM 3.
+//! Latent attention in GGUF files: DeepSeek V2 and V3, models that the converter writes as these, and MiniCPM 3.
 
 use serde_json::json;
 
@@ -78,8 +78,8 @@ const WRITTEN: ConfigRow = custom(
     },
 );
 
-/// The multiplier of scores with YaRN, times 0.1. Files have no key for that of cosines and sines, which released models have
-/// equal to it, so that both cancel out there.
+/// The multiplier of scores with YaRN, times 0.1. Files have no key for the multiplier of cosines and sines; in
+/// released models both are equal and cancel out.
 const SCORES: ConfigRow = custom(&[LOG_MULTIPLIER], read_scores, |config, written| {
     if let Positions::Rope(Rope { scaling: RopeScaling::Yarn { factor, .. }, .. }) = config.positions {
         let own = inverse_root(config.head_dim as f64);
@@ -109,7 +109,7 @@ fn read_scores(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
 const EXPERTS: ConfigRow = custom(expert_rows::KEYS, read_experts, |config, written| {
     expert_rows::write(config, written);
     if config.experts.is_none() {
-        // llama.cpp wants them of dense models too.
+        // llama.cpp requires these keys for dense models too.
         let keys = [("expert_feed_forward_length", config.d_ff), ("expert_shared_count", 0)];
         written.extend(keys.map(|(key, value)| (key.to_owned(), value.into())));
         written.insert("leading_dense_block_count".to_owned(), config.n_layers.into());
@@ -123,7 +123,7 @@ fn read_experts(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     }
     expert_rows::read(fields, config)?;
     let experts = experts(config);
-    // The first files do not say it: probabilities are not normalized, other scores are.
+    // The first files do not state it: probabilities are not normalized, other scores are.
     if fields.get(expert_rows::SCORES).is_none() && experts.normalized {
         experts.scores = RouterScores::Sigmoid;
     }
@@ -148,7 +148,7 @@ pub(super) const DEEPSEEK2: Gguf = Gguf {
     params: &[OUTSIDE, LATENT, BLOCK, GATED, NAMES],
 };
 
-/// Files have no keys for the scales, which are those of the model with 4 billion parameters.
+/// Files have no keys for the scales; these are the values of the model with 4 billion parameters.
 pub(super) const MINICPM3: Gguf = Gguf {
     name: "minicpm3",
     base: || {

@@ -1,5 +1,5 @@
-//! Files whose layers differ: heads of two sizes, keys that layers share, and inputs for each layer. Whether values are keys, and
-//! whether there are experts or factors, is what tensors the file has.
+//! Files whose layers differ: heads of two sizes, keys that layers share, and inputs for each layer. The tensors of the
+//! file show whether values are keys, and whether there are experts or factors.
 
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ use crate::{
 /// The architecture's name.
 pub(super) const GEMMA4: &str = "gemma4";
 
-/// The rows of Gemma 4's keys but the usual sizes.
+/// The rows of Gemma 4's keys, except the usual sizes.
 pub(super) const GEMMA4_ROWS: &[ConfigRow] =
     &[WINDOWS, SHARED, HEADS, ROTATIONS, RMS_EPS, GEMMA3_LOGIT_CAP, EXPERTS, PER_LAYER_INPUTS];
 
@@ -112,7 +112,7 @@ const HEADS: ConfigRow = custom(
     },
 );
 
-/// Without the window, whole heads are paired; `rope_freqs.weight` says which pairs rotate.
+/// In layers without the window, whole heads are paired; `rope_freqs.weight` states which pairs are rotated.
 const ROTATIONS: ConfigRow = custom(
     &["rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.dimension_count_swa"],
     |fields, config| {
@@ -130,7 +130,7 @@ const ROTATIONS: ConfigRow = custom(
     },
 );
 
-/// Its vocabulary is that of the model, which is known by the tensors.
+/// The vocabulary size is the model's, which the tensors show.
 const PER_LAYER_INPUTS: ConfigRow = custom(
     &[PER_LAYER_WIDTH],
     |fields, config| {
@@ -144,7 +144,7 @@ const PER_LAYER_INPUTS: ConfigRow = custom(
     },
 );
 
-/// Sets what only the tensors say, in an architecture whose layers differ.
+/// Sets the fields that only the tensors show, in an architecture whose layers differ.
 pub(super) fn read_tensors(config: &mut GptConfig, has: &dyn Fn(&str) -> bool) {
     if !config.value_norm {
         return;

@@ -47,7 +47,7 @@ const MAMBA: &[ConfigRow] = &[
     ),
 ];
 
-/// In Granite this key says whether layers rotate at all.
+/// In Granite this key states whether layers rotate at all.
 const POSITIONS: ConfigRow = custom(
     ROPE_KEYS,
     |fields, config| {
@@ -62,7 +62,7 @@ const POSITIONS: ConfigRow = custom(
 
 const ROTATES: &str = "rope.scaling.finetuned";
 
-/// Queries and keys are interleaved as in Llama's files, which changes nothing where they do not rotate.
+/// Queries and keys are interleaved as in Llama's files; this has no effect if they are not rotated.
 pub(super) const GRANITE_HYBRID: Gguf = Gguf {
     name: "granitehybrid",
     base: || mixture(mamba2()),
@@ -120,7 +120,7 @@ const NEMOTRON_ROWS: &[ConfigRow] = &[
     LAYERS,
     size_or(&["attention.key_length"], |c| &mut c.head_dim, head_dim),
     VALUE_LENGTH,
-    // Nothing rotates, whatever they say.
+    // Nothing is rotated, whatever these keys say.
     of_key(ROPE_KEYS, |_, _| Ok(())),
     // The first is the epsilon of the norms if the second is absent.
     custom(
@@ -139,7 +139,7 @@ const NEMOTRON_ROWS: &[ConfigRow] = &[
 
 const RMS_EPS_KEY: &str = "attention.layer_norm_rms_epsilon";
 
-/// The architecture without experts. The name of the one with experts begins like that.
+/// The architecture without experts. The name of the one with experts has this prefix.
 pub(super) const NEMOTRON_H: &str = "nemotron_h";
 
 pub(super) const NEMOTRON_H_DENSE: Gguf = Gguf {

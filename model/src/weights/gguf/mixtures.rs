@@ -67,7 +67,7 @@ pub(super) const ERNIE4_5_MOE: Gguf = Gguf {
 const ERNIE_SELECTION: &[NameRow] =
     &[same("blocks.{}.experts.router.selection_bias", "blk.{}.exp_probs_b.bias").as_one_row()];
 
-/// As the class, without keys for what only this architecture has. YaRN is not truncated in the class; llama.cpp truncates.
+/// As the class, without the keys for its special features. The class does not truncate YaRN's range; llama.cpp does.
 pub(super) const GPT_OSS: Gguf = Gguf {
     name: "gpt-oss",
     base: gpt_oss,

@@ -1,8 +1,8 @@
 //! Models in llama.cpp's format: one GGUF file, or several, with weights, configuration, tokenizer and chat template.
 //! `export` writes them.
 //!
-//! `header` reads metadata and the list of tensors, `architectures` turns metadata into a configuration, `names` says which
-//! tensors make up which parameters, and `weights::loader` loads them.
+//! `header` reads metadata and the list of tensors, `architectures` turns metadata into a configuration, `names` maps
+//! tensors to parameters, and `weights::loader` loads them.
 
 pub(super) mod adapter_file;
 mod architectures;
@@ -76,7 +76,7 @@ const TEMPLATE: &str = "tokenizer.chat_template";
 /// The template for conversations with tools.
 const TOOL_TEMPLATE: &str = "tokenizer.chat_template.tool_use";
 const SAMPLING_PREFIX: &str = "general.sampling.";
-/// Keys behind [`SAMPLING_PREFIX`], and their names in `generation_config.json`.
+/// Keys after [`SAMPLING_PREFIX`], and their names in `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
     ("temp", "temperature"),
     ("top_k", "top_k"),
@@ -87,7 +87,7 @@ const SAMPLING: [(&str, &str); 5] = [
 const SPLIT_COUNT: &str = "split.count";
 const SPLIT_NUMBER: &str = "split.no";
 const SPLIT_TENSORS: &str = "split.tensors.count";
-/// A model of a terabyte in files of a gigabyte has as many.
+/// Enough for a model of a terabyte in files of a gigabyte.
 const MAX_FILES: u64 = 1000;
 
 /// Whether `path` is to be read as GGUF: a file of that name or that content.
@@ -132,7 +132,7 @@ pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
     Ok(tokenizer::read(&Header::parse(&map, path)?.metadata)?.tokenizer)
 }
 
-/// Opens what the file `path` holds beside the model.
+/// Opens the contents of the file `path` other than the model.
 pub(super) fn load_text(path: &Path) -> Result<LoadedText> {
     with_model(path, |metadata, _| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
@@ -148,7 +148,7 @@ pub(super) fn load_gpt(path: &Path, options: &LoadOptions, merged: Option<&LoraV
     })
 }
 
-/// What the file `path` holds beside configuration and weights, as files of a model dir, by name.
+/// The contents of the file `path` other than configuration and weights, as files of a model dir, by name.
 pub(super) fn files_beside_weights(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let map = Mmap::open(path)?;
     let metadata = Header::parse(&map, path)?.metadata;
@@ -176,7 +176,7 @@ pub(super) fn is_quantized(path: &Path) -> Result<bool> {
     })
 }
 
-/// How the file says that texts become vectors, with the layers behind the pooling.
+/// The pooling that the file states, with the layers after the pooling.
 fn own_pooling(metadata: &Metadata<'_>, layers: Vec<DenseLayer>) -> Result<OwnPooling> {
     let key = format!("{}.{POOLING_TYPE}", architecture(metadata)?.name);
     Ok(match own_pooling::of_gguf(metadata.unsigned(&key)?, &key, metadata.path) {
@@ -185,7 +185,7 @@ fn own_pooling(metadata: &Metadata<'_>, layers: Vec<DenseLayer>) -> Result<OwnPo
     })
 }
 
-/// Takes the layers behind the pooling out of the tensors.
+/// Removes the layers after the pooling from the tensors.
 fn take_dense_layers(tensors: &mut TensorTable<'_>) -> Result<Vec<DenseLayer>> {
     const NAMES: [&str; 2] = ["dense_2", "dense_3"];
     let is_there = |name: &&&str| tensors.get(&format!("{name}.weight")).is_some();
@@ -210,7 +210,7 @@ fn build(
     loader::load(&tensors, &LoadPlan { merged, ..plan(gguf, &config, options) })
 }
 
-/// What to load and how, but for tensors.
+/// The load plan, without the tensors.
 fn plan<'a>(gguf: &Gguf, config: &'a GptConfig, options: &'a LoadOptions) -> LoadPlan<'a> {
     LoadPlan {
         names: gguf.names(),
@@ -255,7 +255,7 @@ pub(super) fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
     Ok([vec![path.to_owned()], others].concat())
 }
 
-/// Maps the file at `path`, and the others of its model where it is one of several, for as long as `read` runs.
+/// Maps the file at `path`, and the model's other files if there are several, for as long as `read` runs.
 fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) -> Result<T>) -> Result<T> {
     let first = Mmap::open(path)?;
     let Header { metadata, mut tensors } = Header::parse(&first, path)?;
@@ -339,7 +339,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     Ok((gguf, config))
 }
 
-/// Takes out the tensors of layers behind the model's, which predict more than one token.
+/// Removes the tensors of extra layers after the model's, which predict further tokens.
 fn pass_over_layers_from(n_layers: usize, tensors: &mut TensorTable<'_>) -> Result<()> {
     let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
     let is_kept = |name: &str| layer(name).is_none_or(|layer| layer < n_layers);
@@ -362,7 +362,7 @@ fn json_of(value: Value<'_>) -> Json {
         Value::Unsigned(number) => json!(number),
         Value::Signed(number) => json!(number),
         Value::F32(number) if number.is_finite() => json!(decimal::to_f64(number)),
-        // JSON has no such numbers, and no field may be one.
+        // JSON cannot represent such numbers, and no field may be one.
         Value::F32(number) => json!(number.to_string()),
         Value::F64(number) if number.is_finite() => json!(number),
         Value::F64(number) => json!(number.to_string()),
@@ -378,7 +378,7 @@ fn json_of(value: Value<'_>) -> Json {
     }
 }
 
-/// A list of whole numbers, one for each layer, unless all are equal. Longer lists are not copied.
+/// A list of integers, one for each layer, unless all are equal. Longer lists are not copied.
 fn json_of_numbers(value: Value<'_>) -> Option<Json> {
     let Value::Array(array) = value else { return None };
     let numbers = array.scalars().filter(|_| (1..=MAX_LAYERS).contains(&array.len))?;
@@ -418,7 +418,7 @@ fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
     ChatTemplate::with_tool_use(default, tool_use, metadata.path).map(Some)
 }
 
-/// The chat template and the one for conversations with tools.
+/// The default chat template, and the one for conversations with tools.
 fn template_sources<'a>(metadata: &Metadata<'a>) -> Result<Option<(&'a str, Option<&'a str>)>> {
     let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
     Ok(Some((default, metadata.text(TOOL_TEMPLATE)?)))

@@ -1,4 +1,4 @@
-//! Which tensors of GGUF files make which parameters.
+//! The tensors of GGUF files for each parameter.
 
 use super::super::tensor_names::{
     NameRow,
@@ -18,7 +18,7 @@ pub(super) const OUTSIDE: &[NameRow] = &[
     same("lm_head.bias", "output.bias"),
 ];
 
-/// What makes the input of a prediction head's layer.
+/// The tensors that compute the input of a prediction head's layer.
 pub(super) const PREDICTION: &[NameRow] = &[
     same("join.token_norm.weight", "nextn.enorm.weight"),
     same("join.hidden_norm.weight", "nextn.hnorm.weight"),
@@ -45,7 +45,7 @@ pub(super) const FALCON_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "blk.{}.attn_norm.bias"),
 ];
 
-/// The norm before the MLP by the class's name for it, which says where it is.
+/// The norm before the MLP, under the class's name for it, which refers to its position.
 pub(super) const POST_ATTENTION_NORM: &[NameRow] =
     &[same("blocks.{}.mlp_norm.weight", "blk.{}.post_attention_norm.weight")];
 

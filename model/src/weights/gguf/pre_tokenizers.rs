@@ -1,7 +1,7 @@
-//! How text is cut into words before byte-level BPE merges them: what `tokenizer.ggml.pre` names.
+//! Pre-tokenizers: how text is split into words before byte-level BPE, by the name in `tokenizer.ggml.pre`.
 //!
-//! The expressions are those of the `tokenizer.json` that each family was trained with, so that ids are the family's own;
-//! llama.cpp's are adaptations of them to its own regex engine.
+//! The expressions come from the `tokenizer.json` of each family, so that ids are the same as in training; llama.cpp's
+//! are adaptations of them to its own regex engine.
 
 use serde_json::{Value, json};
 
@@ -11,13 +11,13 @@ pub(super) struct PreTokenizer {
     names: &'static [&'static str],
     /// Text is brought into Unicode's composed form first.
     pub(super) nfc: bool,
-    /// Expressions whose matches become words of their own, one after the other.
+    /// Expressions whose matches become separate words, applied one after the other.
     splits: &'static [&'static str],
     /// Expressions that split every text into the same words, if `splits` take quadratic time for a long run of digits.
     linear: Option<&'static [&'static str]>,
-    /// A word that is a token is that token, whatever merges would make of it.
+    /// Whether a word that is a token is encoded as that token without applying merges.
     pub(super) ignore_merges: bool,
-    /// Whether texts begin with `bos` where the file does not say.
+    /// Whether texts begin with `bos` if the file does not state it.
     pub(super) add_bos: bool,
 }
 
@@ -35,7 +35,7 @@ const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED_CODER: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Letters with case, as far as its makers' list of them goes.
+/// Cased letters, as far as they are in DeepSeek's list.
 const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
 const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
 
@@ -95,7 +95,7 @@ const ALL: &[PreTokenizer] = &[
     PreTokenizer {
         names: &["superbpe"],
         splits: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
-        // In front of the first group of three that groups of three follow to the end, then behind each but the last.
+        // Split before the groups of three digits at the end of a number, then after each of these groups but the last.
         linear: Some(&[r"\p{N}+", r"(?<!\d{3})(?=(?:\d{3})+(?:\D|\z))", r"\d{3}(?=\d{3})"]),
         ..PLAIN
     },
@@ -136,7 +136,7 @@ const ALL: &[PreTokenizer] = &[
     },
 ];
 
-/// The one called `name`. The error lists the names that there are.
+/// The pre-tokenizer called `name`. The error lists the known names.
 pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, String> {
     ALL.iter().find(|known| known.names.contains(&name)).ok_or_else(|| {
         let names: Vec<_> = ALL.iter().flat_map(|known| known.names).copied().collect();
@@ -154,13 +154,13 @@ pub(super) fn name_of(splits: &[String], nfc: bool, ignore_merges: bool) -> Opti
 }
 
 impl PreTokenizer {
-    /// As `tokenizer.json` says it.
+    /// The JSON form in `tokenizer.json`.
     pub(super) fn json(&self) -> Value {
         splitting(self.linear.unwrap_or(self.splits))
     }
 }
 
-/// A sequence of splits at these expressions, as `tokenizer.json` says it.
+/// A sequence of splits at these expressions, in the form of `tokenizer.json`.
 fn splitting(expressions: &[&str]) -> Value {
     let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });

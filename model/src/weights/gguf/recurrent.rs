@@ -28,7 +28,7 @@ use crate::{
     error::Result,
 };
 
-/// Layers behind the others that predict more than one token.
+/// Extra layers after the others that predict further tokens.
 pub(super) const PREDICTING_LAYERS: &str = "nextn_predict_layers";
 /// A flag for each layer.
 pub(super) const RECURRENT_LAYERS: &str = "attention.recurrent_layers";
@@ -137,7 +137,7 @@ pub(super) const LFM2_MOE: Gguf = Gguf {
     params: &[LFM2_NAMES, OUTSIDE, SEPARATE_QKV, BLOCK, GATED, NAMES],
 };
 
-/// The last norm has the name of one behind the embedding.
+/// The last norm has the name of a norm after the embedding.
 const LFM2_NAMES: &[NameRow] = &[
     same("norm.weight", "token_embd_norm.weight"),
     same("blocks.{}.recurrent.input.weight", "blk.{}.shortconv.in_proj.weight"),
@@ -177,7 +177,7 @@ pub(super) const QWEN3_NEXT: Gguf = Gguf {
     params: &[DELTA_NAMES, PREDICTION, FUSED_BA, GATED_QKV, OUTSIDE, POST_ATTENTION_NORM, BLOCK, GATED, NAMES],
 };
 
-/// Files of models whose layers all have experts may state no width of the MLP.
+/// Files of models whose layers all have experts may omit the width of the MLP.
 const MIXTURE_ROWS: &[&[ConfigRow]] = &[
     &[
         size(&["context_length"], |c| &mut c.max_seq_len),
@@ -205,7 +205,7 @@ const BA: &str = "blocks.{}.recurrent.ba.weight";
 
 const DELTA_NAMES: &[NameRow] = &[
     stacked(INPUT, &[("blk.{}.attn_qkv.weight", DeltaQkv), ("blk.{}.attn_gate.weight", DeltaGates)]),
-    // In the first files of Qwen 3 Next.
+    // As in the first files of Qwen 3 Next.
     ordered(DeltaByKeyHead, INPUT, "blk.{}.ssm_in.weight"),
     ordered(Squeezed, "blocks.{}.recurrent.conv.weight", "blk.{}.ssm_conv1d.weight"),
     ordered(LogOfNegated, "blocks.{}.recurrent.decays.a_log", "blk.{}.ssm_a"),

@@ -14,12 +14,12 @@ use crate::{
     gpt::position::rope_frequencies,
 };
 
-/// The factors of all lengths.
+/// The factors for all lengths.
 pub(super) const TENSOR: &str = "rope_freqs.weight";
 /// The context length for which all of Llama's models with this scaling were first trained. Only its ratios to
 /// `low_freq_factor` and `high_freq_factor` have an effect, so it can be used for every model.
 const ORIGINAL_MAX_SEQ_LEN: usize = 8192;
-/// Factors from here on stand for no rotation; the converter writes 1e30.
+/// Factors from here on mean no rotation; the converter writes 1e30.
 const NOT_ROTATING: f32 = 1e20;
 /// Relative; the factors were computed in f32.
 const TOLERANCE: f32 = 1e-4;
@@ -114,7 +114,7 @@ fn fit(frequencies: &[f32], factors: &[f32]) -> Vec<RopeScaling> {
     // The factors of all released models.
     let (released_low, released_high) = (1.0, 4.0);
     let mut found = vec![llama3(released_low, released_high)];
-    // Between the two ends, the share that is not scaled grows in proportion to the frequency: two points tell how.
+    // Between the two ends, the unscaled share grows linearly with the frequency: two points determine it.
     let turns = |frequency: f32| ORIGINAL_MAX_SEQ_LEN as f64 * f64::from(frequency) / std::f64::consts::TAU;
     let share = |own: f32| (1.0 / f64::from(own) - 1.0 / factor) / (1.0 - 1.0 / factor);
     let points: Vec<_> = frequencies.iter().zip(factors).map(|(&one, &own)| (turns(one), share(own))).collect();

@@ -2,8 +2,8 @@
 //!
 //! `gpt2` is byte-level BPE with merges. `llama` is SentencePiece's BPE, which has scores instead of merges: the merge
 //! that creates the token with the highest score comes first. It is converted to merges by listing, from the highest
-//! score down, every pair of tokens whose concatenation is a token, as `transformers` does. `gemma4` is the same with merges
-//! instead of scores.
+//! score down, every pair of tokens whose concatenation is a token, as `transformers` does. `gemma4` is the same, but
+//! with merges instead of scores.
 
 use std::collections::{HashMap, HashSet};
 
@@ -273,7 +273,7 @@ impl<'a> Tokens<'a> {
         let added = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
             let special = match kind {
                 TokenType::Control => true,
-                // The model's own tokenizer finds runs of line ends first.
+                // The model's own tokenizer finds runs of newlines first.
                 TokenType::Normal if is_gemma4 && token.bytes().all(|byte| byte == b'\n') => false,
                 // Some files give this type to an ordinary word.
                 TokenType::Unknown if looks_like_control(token) => true,
@@ -323,7 +323,7 @@ impl<'a> Tokens<'a> {
 
     /// The contents of `tokenizer_config.json`.
     fn config_json(&self) -> Value {
-        // A role may be an ordinary word's, which stays one.
+        // A role may belong to an ordinary word, which stays ordinary.
         let token = |id: Option<TokenId>| {
             let id = id? as usize;
             let content = self.tokens[id];
@@ -336,7 +336,7 @@ impl<'a> Tokens<'a> {
         json!({ "bos_token": token(bos), "eos_token": token(eos), "pad_token": token(pad), "unk_token": token(unk) })
     }
 
-    /// Every pair of tokens whose concatenation is a token, the best first.
+    /// Every pair of tokens whose concatenation is a token, best first.
     fn merges_of_scores(&self) -> Result<Vec<Value>> {
         let scores = self.metadata.floats(SCORES)?.ok_or_else(|| self.metadata.missing(SCORES))?;
         require_len(self.metadata, SCORES, scores.len(), self.tokens.len())?;
@@ -348,7 +348,7 @@ impl<'a> Tokens<'a> {
         merges.ok_or_else(|| self.metadata.error(what))
     }
 
-    /// Tokens that end a text: those with that role in the file, and known ones.
+    /// Tokens that end a text: tokens with that role in the file, and known ones.
     fn ends(&self) -> Result<Vec<TokenId>> {
         let role = |key: &str| id_of_role(self.metadata, key, self.tokens.len());
         let mut ends: Vec<TokenId> = self.roles.eos.into_iter().collect();
@@ -377,7 +377,7 @@ impl Roles {
 }
 
 fn id_of_role(metadata: &Metadata<'_>, key: &str, n_tokens: usize) -> Result<Option<TokenId>> {
-    // -1, or the same bits without a sign, is none.
+    // -1, or the same bits as an unsigned number, means none.
     if let Some(header::Value::Signed(-1) | header::Value::Unsigned(0xFFFF_FFFF | u64::MAX)) = metadata.get(key) {
         return Ok(None);
     }

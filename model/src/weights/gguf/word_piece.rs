@@ -1,11 +1,11 @@
-//! BERT's tokenizer in GGUF files: words are cut into pieces, of which those that begin a word are stored with a mark before them,
-//! and the others without the `##` that vocabularies have.
+//! BERT's tokenizer in GGUF files: pieces that begin a word are stored with a mark before them, the other pieces
+//! without the `##` of BERT's vocabularies.
 
 use serde_json::{Map, Value, json};
 
 /// Before a token that begins a word.
 const WORD: char = '▁';
-/// The same of those that go on, in `tokenizer.json`.
+/// Before a token that continues a word, in `tokenizer.json`.
 const PIECE: &str = "##";
 
 /// The spelling of a stored token in `tokenizer.json`, unless it is one that is found as a whole.
@@ -13,7 +13,7 @@ pub(super) fn spelled(token: &str) -> String {
     token.strip_prefix(WORD).map_or_else(|| format!("{PIECE}{token}"), str::to_owned)
 }
 
-/// What the model and what is around it look like in `tokenizer.json`.
+/// The model and the stages around it, in the form of `tokenizer.json`.
 pub(super) struct WordPiece {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
@@ -22,7 +22,7 @@ pub(super) struct WordPiece {
 }
 
 impl WordPiece {
-    /// Of tokens in the spelling of `tokenizer.json`, with the one for what is in no vocabulary.
+    /// A tokenizer for a vocabulary in the spelling of `tokenizer.json`; `unk` is the unknown token.
     pub(super) fn new(vocab: &Map<String, Value>, unk: &str, lowercase: bool) -> Self {
         Self {
             normalizer: json!({
@@ -39,7 +39,8 @@ impl WordPiece {
     }
 }
 
-/// Around a text, and around a pair, whose second text has a kind of its own: `cls A sep B sep`. Each is a token and its id.
+/// Special tokens around a text, and around a pair, whose second text has another token type: `cls A sep B sep`. Each
+/// is a token and its id.
 pub(super) fn post_processor(cls: (&str, u32), sep: (&str, u32)) -> Value {
     let special = |token: (&str, u32), kind: u32| json!({ "SpecialToken": { "id": token.0, "type_id": kind } });
     let text = |name: &str, kind: u32| json!({ "Sequence": { "id": name, "type_id": kind } });

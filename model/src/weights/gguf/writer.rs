@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// A length, and as many bytes.
+/// Writes a length, then the text's bytes.
 fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend((text.len() as u64).to_le_bytes());
     out.extend(text.as_bytes());

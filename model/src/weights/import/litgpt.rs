@@ -93,7 +93,7 @@ fn read_config(fields: &Fields<'_>) -> Result<GptConfig> {
         ("n_expert", Fixed::Nothing),
         ("latent_attention", Fixed::Nothing),
         ("first_k_dense_replace", Fixed::Nothing),
-        // The name of `sliding_window_indices` in older versions, which counted in another way.
+        // The name of `sliding_window_indices` in older versions, which counted layers differently.
         ("sliding_window_layer_placing", Fixed::Nothing),
     ] {
         fields.only(key, only)?;
@@ -247,8 +247,7 @@ fn rope(fields: &Fields<'_>, head_dim: usize) -> Result<Rope> {
     Ok(Rope { theta, rotary_dim: rotary_dim(fields, head_dim)?, scaling })
 }
 
-/// The rotation of layers with the window, if it differs from the other layers'. It has a base of its own and no
-/// scaling.
+/// The rotation of layers with the window, if it differs from the other layers'. It has a separate base and no scaling.
 fn window_rope(fields: &Fields<'_>, head_dim: usize) -> Result<Option<Rope>> {
     let Some(theta) = fields.number_if_any("rope_local_base_freq")? else { return Ok(None) };
     if fields.get("rope_indices") != fields.get("sliding_window_indices") {

@@ -1,5 +1,5 @@
-//! Checkpoints of other training programs: nanoGPT, LitGPT and nanochat. They are pickles, which are programs; none is run
-//! here (`pickle`). A checkpoint's tensors become a [`Gpt`] by the same loader that opens model dirs.
+//! Checkpoints of other training programs: nanoGPT, LitGPT and nanochat. They are pickles, which are programs; these
+//! are never executed (`pickle`). A checkpoint's tensors become a [`Gpt`] by the same loader that opens model dirs.
 
 mod litgpt;
 mod names;
@@ -46,9 +46,9 @@ use crate::{
 pub enum Program {
     /// [nanoGPT](https://github.com/karpathy/nanoGPT): `ckpt.pt`.
     NanoGpt,
-    /// [LitGPT](https://github.com/Lightning-AI/litgpt): `lit_model.pth` beside `model_config.yaml`.
+    /// [LitGPT](https://github.com/Lightning-AI/litgpt): `lit_model.pth` next to `model_config.yaml`.
     LitGpt,
-    /// [nanochat](https://github.com/karpathy/nanochat): `model_NNNNNN.pt` beside `meta_NNNNNN.json`.
+    /// [nanochat](https://github.com/karpathy/nanochat): `model_NNNNNN.pt` next to `meta_NNNNNN.json`.
     NanoChat,
 }
 
@@ -71,7 +71,7 @@ pub struct Imported {
     pub path: PathBuf,
     /// The model.
     pub gpt: Gpt,
-    /// The Hugging Face class to save it as. `None`: the first that expresses it, or Hearth's own.
+    /// The Hugging Face class to save it as. `None`: the first class that can express it, or Hearth's own.
     pub class: Option<&'static str>,
     /// The dtype in which all values can be saved without rounding: f16 or bf16 if all are stored in it, else f32.
     pub dtype: DiskDtype,
@@ -79,12 +79,12 @@ pub struct Imported {
     pub dataset: Option<String>,
 }
 
-/// Reads the checkpoint at `path`, a file or the folder that holds it. Nothing in it is run.
+/// Reads the checkpoint at `path`, a file or the folder that holds it. Its code is never executed.
 ///
 /// # Errors
 /// [`Error::Io`] and [`Error::File`] with the file that is missing, broken or of no known program, and where in it;
-/// [`Error::Tensor`] with the tensor that is missing, surplus, broken or of another shape; [`Error::Config`] with a size that
-/// makes no model.
+/// [`Error::Tensor`] with the tensor that is missing, surplus, broken or of another shape; [`Error::Config`] with an
+/// invalid size.
 pub fn load(path: &Path, device: &Device) -> Result<Imported> {
     let path = find(path)?;
     let map = Mmap::open(&path)?;
@@ -134,14 +134,14 @@ struct Checkpoint<'c, 'a> {
 }
 
 impl<'a> Checkpoint<'_, 'a> {
-    /// The tensors of the model: the whole file, or what is called `model` in it.
+    /// The tensors of the model: the whole file, or its entry `model`.
     fn tensors(&self) -> Result<Vec<ReadTensor<'a>>> {
         let root = self.file.root();
         let state = root.get("model").filter(|state: &Item<'_, '_>| state.entries().is_some()).unwrap_or(root);
         self.file.tensors(state)
     }
 
-    /// The model that `tensors` make. `asked_by` is what their shapes follow from, for messages.
+    /// The model with these tensors. `asked_by` names the source of their shapes, for error messages.
     fn build(
         &self,
         tensors: &[ReadTensor<'_>],
@@ -172,7 +172,7 @@ impl<'a> Checkpoint<'_, 'a> {
     }
 }
 
-/// Zeros for every bias of `config`, in place of those that a checkpoint does not have.
+/// Zeros for the biases of `config` that the checkpoint does not have.
 fn zero_biases(names: &TensorNames, config: &GptConfig) -> Vec<ReadTensor<'static>> {
     let specs = param_specs(config).into_iter().filter(|spec| spec.path.ends_with(".bias"));
     let zeros = specs.flat_map(|spec| {
@@ -188,7 +188,7 @@ fn zero_biases(names: &TensorNames, config: &GptConfig) -> Vec<ReadTensor<'stati
     zeros.map(tensor).collect()
 }
 
-/// Refuses keys that are not known: they may change what is computed.
+/// Rejects unknown keys: they may change the computation.
 fn only_known(fields: &Fields<'_>, path: &Path, known: &[&str]) -> Result<()> {
     match fields.keys().find(|key| !known.contains(key)) {
         None => Ok(()),

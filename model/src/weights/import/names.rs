@@ -87,7 +87,7 @@ fn is_inside(config: &GptConfig) -> bool {
     config.norm_position == NormPosition::Inside
 }
 
-/// Queries and keys rotate the other way round.
+/// Queries and keys are rotated by the negative angle.
 pub(super) const NANOCHAT: TensorNames = TensorNames {
     class: "nanochat",
     rows: Some(&[&[

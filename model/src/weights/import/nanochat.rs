@@ -1,5 +1,6 @@
-//! nanochat's `model_NNNNNN.pt`, in the form that `transformers` has a class for: norms without weights, queries and keys
-//! normalised, squared ReLU, logits capped at 15. Later forms have more tensors, and are refused by their names.
+//! nanochat's `model_NNNNNN.pt`, in the form that `transformers` has a class for: norms without weights, queries and
+//! keys normalised, squared ReLU, logits capped at 15. Later forms have more tensors, and are rejected with the names
+//! of these.
 
 use std::{
     borrow::Cow,
@@ -59,7 +60,7 @@ pub(super) fn load(checkpoint: &Checkpoint<'_, '_>, meta: &Path) -> Result<Impor
     let head_dim = d_model / n_heads.max(1);
     let config = GptConfig {
         norm_weight: false,
-        // `rms_norm` without an epsilon takes that of f32.
+        // `rms_norm` without an epsilon uses the machine epsilon of f32.
         norm_eps: f64::from(f32::EPSILON),
         embed_norm: true,
         qk_norm: true,

@@ -14,7 +14,7 @@ pub(super) const FILE: &str = "ckpt.pt";
 /// The key of the model's configuration.
 pub(super) const MODEL_ARGS: &str = "model_args";
 
-/// All of them, in every version.
+/// All keys, of every version.
 const KNOWN: &[&str] = &["n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"];
 
 pub(super) fn load(checkpoint: &Checkpoint<'_, '_>) -> Result<Imported> {

@@ -1,6 +1,6 @@
-//! A reader of Python pickles that runs nothing: it knows the opcodes and the globals that `torch.save` and the tokenizers of
-//! imported checkpoints need, and refuses every other by name. The opcodes are those of Python's `pickletools`, protocols 2
-//! to 5.
+//! A reader of Python pickles that executes nothing: it knows the opcodes and the globals that `torch.save` and the
+//! tokenizers of imported checkpoints need, and rejects all others, naming them. The opcodes are from Python's
+//! `pickletools`, protocols 2 to 5.
 
 mod reader;
 
@@ -8,10 +8,10 @@ use std::fmt;
 
 use serde_json::{Map, Number, Value};
 
-/// Pickles beyond this many bytes are refused. Those of checkpoints have a few hundred bytes for each tensor.
+/// Larger pickles are rejected. Checkpoints' pickles have a few hundred bytes per tensor.
 const MAX_BYTES: usize = 1 << 26;
 
-/// What is wrong with a pickle, and where.
+/// An error in a pickle, and its position.
 #[derive(Debug)]
 pub(super) struct Problem {
     /// The offset of the opcode.
@@ -46,11 +46,11 @@ enum Node<'a> {
     Global(Global),
     Storage(Storage<'a>),
     Tensor(PickledTensor<'a>),
-    /// A `tiktoken` encoding, and its attributes once they are there.
+    /// A `tiktoken` encoding, and its attributes once they are set.
     Encoding(Option<Id>),
 }
 
-/// What a pickle may name. None of these is ever run.
+/// A global that a pickle may name. None of these is ever executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Global {
     OrderedDict,
@@ -58,7 +58,7 @@ enum Global {
     RebuildParameter,
     Size,
     Storage(StorageType),
-    /// A type of numbers, such as `torch.float32`.
+    /// A dtype, such as `torch.float32`.
     Dtype,
     Encoding,
 }
@@ -184,7 +184,7 @@ impl<'p, 'a> Item<'p, 'a> {
         &self.pickle.values[self.id]
     }
 
-    /// What it is, for messages.
+    /// The kind of value, for error messages.
     pub(super) fn kind(self) -> &'static str {
         match self.node() {
             Node::None => "None",
@@ -238,7 +238,7 @@ impl<'p, 'a> Item<'p, 'a> {
     /// A dict of plain values as JSON.
     ///
     /// # Errors
-    /// The key whose value is no plain one.
+    /// The key whose value is not plain.
     pub(super) fn to_map(self) -> Result<Map<String, Value>, String> {
         let entries = self.entries().ok_or_else(|| format!("is {}, not a dict", self.kind()))?;
         let plain = |(key, value): (Item<'_, '_>, Item<'_, '_>)| {

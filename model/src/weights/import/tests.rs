@@ -35,7 +35,7 @@ fn tensor((kind, key, len): (&str, &str, i64), offset: i64, shape: &[i64], strid
         .concat()
 }
 
-/// A file of `torch.save` with the one tensor `w`.
+/// A file of `torch.save` with one tensor, `w`.
 fn file_of(tensor: &[u8], storages: &[(&str, &[u8])]) -> Vec<u8> {
     let pickle = pickle(&[b"}(", &text("_orig_mod.module.w"), tensor, b"u"]);
     let mut files = vec![("ckpt/data.pkl", &pickle[..]), ("ckpt/byteorder", b"little")];
@@ -84,7 +84,7 @@ fn pickle_that_would_run_code_is_rejected_with_its_byte_offset() {
     let bytes = archive(&[("a/data.pkl", &system[..])], rawzip::CompressionMethod::STORE);
     assert_rejected(&bytes, "at byte 2 of `a/data.pkl`: asks for `os.system`");
     assert!(parse_tokenizer(&system).unwrap_err().contains("os.system"));
-    // Known globals are rejected with other arguments than their own.
+    // Known globals with wrong arguments are rejected.
     for bytes in [
         pickle(&[b"ccollections\nOrderedDict\n", &text("x"), b"\x85R"]),
         pickle(&[b"ctorch\nFloatStorage\n)R"]),

@@ -21,19 +21,20 @@ pub enum PickledTokenizer {
 /// A byte-level BPE tokenizer as `tiktoken` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Encoding {
-    /// The regular expression whose matches are encoded one by one.
+    /// The regular expression whose matches are encoded separately.
     pub pattern: String,
-    /// The bytes of each token, in the order of their ids from 0. Of two pairs, that which makes the lower id is merged first.
+    /// The bytes of each token, in the order of their ids from 0. The pair whose concatenation has the lowest id is
+    /// merged first.
     pub tokens: Vec<Vec<u8>>,
     /// Special tokens and their ids, ascending.
     pub special: Vec<(String, TokenId)>,
 }
 
-/// Reads nanoGPT's `meta.pkl`, which it writes beside character-level data, or nanochat's `tokenizer.pkl`, an `Encoding` of
-/// `tiktoken`. Nothing in it is run.
+/// Reads nanoGPT's `meta.pkl`, which it writes next to character-level data, or nanochat's `tokenizer.pkl`, an
+/// `Encoding` of `tiktoken`. Its code is never executed.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be read; [`Error::File`] with what is not as expected.
+/// [`Error::Io`] when it cannot be read; [`Error::File`] with the unexpected part.
 pub fn read_tokenizer(path: &Path) -> Result<PickledTokenizer> {
     parse_tokenizer(&regular_file::read(path)?).map_err(|what| Error::file(path, what))
 }

@@ -36,10 +36,10 @@ pub(super) struct ReadTensor<'a> {
 }
 
 impl<'a> TorchFile<'a> {
-    /// Reads all but the numbers. `bytes` are the contents of the file at `path`.
+    /// Reads everything except the numbers. `bytes` are the contents of the file at `path`.
     ///
     /// # Errors
-    /// [`Error::File`] with what is broken or not supported, and where.
+    /// [`Error::File`] with the broken or unsupported part, and its position.
     pub(super) fn read(bytes: &'a [u8], path: &'a Path) -> Result<Self> {
         if bytes.first() == Some(&0x80) {
             return Err(Error::file(path, "is a bare pickle, not an archive of `torch.save`")
@@ -66,13 +66,13 @@ impl<'a> TorchFile<'a> {
         Ok(Self { path, n_bytes: bytes.len(), pickle, storages: storages.collect() })
     }
 
-    /// What was saved.
+    /// The saved object.
     pub(super) fn root(&self) -> Item<'_, 'a> {
         self.pickle.root()
     }
 
-    /// The tensors of a state dict, without the prefixes that wrappers of modules add to their names. What is no tensor is
-    /// left out.
+    /// The tensors of a state dict, without the prefixes that wrappers of modules add to their names. Other entries are
+    /// skipped.
     ///
     /// # Errors
     /// [`Error::Tensor`] with the tensor whose storage is missing or too small.
@@ -80,7 +80,7 @@ impl<'a> TorchFile<'a> {
         let Some(entries) = state.entries() else {
             return Err(self.error(format!("has {} where the tensors of a model should be", state.kind())));
         };
-        // Bytes of views that may be copied into row order, all tensors together: not more than the file has.
+        // Maximum number of bytes of views to copy into row order, over all tensors: the size of the file.
         let mut allowed = self.n_bytes;
         let mut tensors = Vec::new();
         for (name, value) in entries {
@@ -176,7 +176,7 @@ fn records<'a>(bytes: &'a [u8], path: &Path) -> Result<HashMap<String, &'a [u8]>
     Ok(records)
 }
 
-/// What `torch.compile`, data parallelism and Lightning put in front of the names of a module's tensors.
+/// Removes the prefixes that `torch.compile`, data parallelism and Lightning add to the names of a module's tensors.
 fn without_wrappers(mut name: &str) -> &str {
     while let Some(rest) =
         ["_orig_mod.", "module.", "_forward_module."].iter().find_map(|wrapper| name.strip_prefix(wrapper))

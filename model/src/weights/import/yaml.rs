@@ -1,4 +1,4 @@
-//! YAML files as JSON: plain values, lists and maps, as PyYAML writes them. Aliases, anchors and tags are refused.
+//! YAML files as JSON: plain values, lists and maps, as PyYAML writes them. Aliases, anchors and tags are rejected.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const MAX_DEPTH: usize = 16;
 /// Reads the map that the file at `path` holds.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be read; [`Error::File`] with what is not supported, and its line.
+/// [`Error::Io`] when it cannot be read; [`Error::File`] with the unsupported feature, and its line.
 pub(super) fn read(path: &Path) -> Result<Map<String, Value>> {
     let bytes = regular_file::read(path)?;
     if bytes.len() > MAX_BYTES {

@@ -43,10 +43,10 @@ pub(super) struct Levels<'a> {
     pub(super) d_in: usize,
     pub(super) bytes: &'a [u8],
     pub(super) levels: [f32; 16],
-    /// Values that share a size, which go on from row to row.
+    /// Number of values that share a scale; blocks continue across rows.
     pub(super) block: usize,
     pub(super) sizes: Vec<f32>,
-    /// What the values are rounded to.
+    /// The dtype to which the values are rounded.
     pub(super) dtype: Dtype,
 }
 

@@ -17,7 +17,7 @@ use crate::{
     weights::tensor_table::{StoredTensor, TensorTable, ValueKind},
 };
 
-/// Endings of tensors beside packed matrices that are for activations or for other programs.
+/// Suffixes of tensors that accompany packed matrices but are for activations or for other programs.
 const UNUSED: [&str; 7] = [
     ".input_scale",
     ".output_scale",
@@ -29,7 +29,7 @@ const UNUSED: [&str; 7] = [
 ];
 /// How the name of the tensor ends that has bitsandbytes' parameters of a matrix.
 const QUANT_STATES: [&str; 2] = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"];
-/// What bitsandbytes multiplies products of bytes and scales by: `1 / 127`.
+/// The factor of bitsandbytes for products of bytes and scales: `1 / 127`.
 const BYTE_FACTOR: f32 = 7.874_016e-3;
 
 /// Takes the tensors of packed matrices out of `table`. Modules that are not quantized keep their tensors.
@@ -76,7 +76,7 @@ pub(in super::super) fn fold<'a>(table: &mut TensorTable<'a>, method: Method) ->
 struct Parts<'t, 'a> {
     table: &'t mut TensorTable<'a>,
     name: &'t str,
-    /// Bytes of those that were taken.
+    /// Bytes of the tensors taken so far.
     n_bytes: usize,
 }
 
@@ -323,7 +323,7 @@ fn groups(tensor: &StoredTensor<'_>, d_in: usize, n_groups: usize, index: Option
     if let Some(index) = index {
         let words = Words::of(index, &[d_in])?;
         let of_input: Vec<u32> = words.iter().collect();
-        // Where nothing was reordered, some files have -1 for each input.
+        // If nothing was reordered, some files have -1 for each input.
         if !of_input.iter().all(|&group| group == u32::MAX) {
             require(
                 index,

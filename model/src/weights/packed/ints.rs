@@ -17,7 +17,7 @@ pub(super) struct Ints<'a> {
     pub(super) bits: u32,
     pub(super) codes: Codes<'a>,
     pub(super) scales: Scales<'a>,
-    /// What scales are multiplied by.
+    /// Factor of the scales.
     pub(super) factor: f32,
     pub(super) zeros: Zeros<'a>,
     pub(super) groups: Groups,
@@ -44,9 +44,9 @@ pub(super) enum Codes<'a> {
 pub(super) enum Zeros<'a> {
     /// The middle of the numbers.
     Middle,
-    /// Several rows to a word, `[n_groups, d_out / n]`, and what is added to each.
+    /// Several rows per word, `[n_groups, d_out / n]`, and an offset added to each zero point.
     ByGroup(Words<'a>, u8),
-    /// The same in the order of AWQ.
+    /// As [`ByGroup`](Self::ByGroup), in the order of AWQ.
     Awq(Words<'a>),
     /// Several rows to a word, `[d_out / n, n_groups]`.
     ByRows(Words<'a>),
@@ -74,14 +74,14 @@ pub(super) struct ByGroup {
 pub(in super::super) struct RunLayout {
     /// Runs of 32 inputs that share a scale and a zero point: 1, 2 or 4.
     pub(in super::super) n_runs: usize,
-    /// The inputs in the order of the runs, unless that is their own.
+    /// The inputs in the order of the runs; `None` if they are in order.
     pub(in super::super) order: Option<Vec<u32>>,
 }
 
-/// What represents the values exactly.
+/// A form that represents the values exactly.
 #[derive(Debug)]
 enum Form {
-    /// Nothing but f32.
+    /// Only f32.
     Wide,
     /// Blocks of [`Dtype::Q4`] or [`Dtype::Q8`].
     Small(Dtype),
@@ -89,7 +89,7 @@ enum Form {
 }
 
 impl<'a> Ints<'a> {
-    /// A matrix of these parts, whose sizes were checked.
+    /// A matrix of these parts, whose sizes have been checked.
     pub(super) fn new(
         dims: [usize; 2],
         bits: u32,

@@ -1,6 +1,7 @@
-//! Matrices that other programs quantized, in model dirs: each is several tensors, which hold its numbers, scales, zero
-//! points and perhaps the order of its inputs. `fold` finds them by their names, `ints` reads those of integers, `floats`
-//! those of 8-bit floats and of bitsandbytes' 4-bit levels, `mxfp4` experts in MXFP4. Rows are decoded on demand.
+//! Matrices that other programs quantized, in model dirs: each consists of several tensors with its numbers, scales,
+//! zero points and perhaps the order of its inputs. `fold` finds them by their names; `ints` reads matrices of
+//! integers, `floats` 8-bit floats and bitsandbytes' 4-bit levels, `mxfp4` experts in MXFP4. Rows are decoded on
+//! demand.
 
 pub(super) mod described;
 mod floats;
@@ -26,7 +27,7 @@ use crate::{
 /// The matrices of a model by the names that their tensors would have if they were not quantized.
 pub(super) type PackedMatrices<'a> = HashMap<String, PackedMatrix<'a>>;
 
-/// How `quantization_config` says that a model is quantized.
+/// The quantization method in `quantization_config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     CompressedTensors(Stated),

@@ -34,7 +34,7 @@ impl<'a> Words<'a> {
         self.0.iter().map(|&bytes| u32::from_le_bytes(bytes))
     }
 
-    /// Number `n` of those of `bits` bits in the integer `at`, the lowest first.
+    /// The `n`th number of `bits` bits in the integer `at`, counted from the lowest bits.
     #[inline(always)]
     pub(super) fn part(self, at: usize, n: usize, bits: u32) -> u8 {
         (self.get(at) >> (n as u32 * bits) & ((1 << bits) - 1)) as u8

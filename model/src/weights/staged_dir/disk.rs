@@ -114,7 +114,7 @@ pub(super) fn sync_dir(dir: &Path) -> Result<()> {
 
 /// Whether the folder `dir` is a mount point.
 pub(super) fn is_mount_point(dir: &Path) -> bool {
-    // Windows has no use for it.
+    // Windows does not need it.
     let _ = dir;
     #[cfg(target_os = "linux")]
     {

@@ -157,7 +157,7 @@ fn child_process_saves_a_model() {
 }
 
 /// Kills a save before each of its steps, with and without exchange: the folder then has the old model or the new one.
-/// The next save removes what the killed one left.
+/// The next save removes the leftovers of the killed one.
 #[test]
 fn killed_save_leaves_the_old_or_the_new_model() {
     let models = files_of_each_saved_model();
@@ -321,7 +321,7 @@ fn model_dir_replaced_during_a_read_is_read_again() {
         staged.commit().unwrap();
     };
     write(0);
-    // Twice, so that the second folder may be in the first one's place on the disk.
+    // Twice: the second folder may reuse the first one's inode.
     let mut n_reads = 0;
     let read = read_whole(&dir, || {
         n_reads += 1;
@@ -352,7 +352,7 @@ fn saving_keeps_files_that_are_not_part_of_the_model() {
     std::os::unix::fs::symlink(README, dir.join("link.md")).unwrap();
     for number in [1, 0, 1] {
         save(&dir, number).unwrap();
-        // A file that is open stays the one in the folder.
+        // An open file stays the one in the folder.
         writeln!(metrics, "{number}").unwrap();
     }
     let mut expected = models[1].clone();
@@ -516,7 +516,7 @@ fn child_process_measures_memory_of_a_save() {
     writeln!(io::stdout(), "{STOPPED} {taken} {}", bytes / 1024).unwrap();
 }
 
-/// In a process of its own, so that no other test is measured.
+/// In a separate process, so that no other test is measured.
 #[cfg(target_os = "linux")]
 #[test]
 fn saving_needs_less_memory_than_a_quarter_of_the_model() {

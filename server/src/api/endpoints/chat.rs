@@ -76,7 +76,8 @@ struct WireMessage {
     refusal: Option<String>,
 }
 
-/// What the model thought before it answered, under the two names that clients read. Missing if there is none.
+/// The model's thoughts (reasoning) before its answer, under the two names that clients read. Missing if there are
+/// none.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "ChatReasoning")]
 struct WireReasoning {

@@ -325,7 +325,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// A choice, or what an event has of it.
+    /// A choice, or an event's part of it.
     fn choice(&self, index: usize, answer: Answer) -> CompletionChoice {
         let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, stop_cause, .. } = answer;
         CompletionChoice {
@@ -380,7 +380,7 @@ impl Logprobs {
     }
 }
 
-/// Alternatives by their text. Of tokens with the same text, only the first, which is the most likely, is kept.
+/// Alternatives by their text. If several tokens have the same text, only the most likely one is kept.
 fn top_object(top: impl Iterator<Item = (String, f32)>) -> Map<String, Value> {
     let mut object = Map::new();
     for (token, logprob) in top {

@@ -61,7 +61,7 @@ fn describe_inference(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     Common::from_fields(&mut fields).map(drop)
 }
 
-/// What both shapes say.
+/// The fields of both request shapes.
 struct Texts {
     /// The parameter that has the texts.
     param: &'static str,
@@ -69,7 +69,7 @@ struct Texts {
     text_use: TextUse,
     truncation: Option<Truncation>,
     cut_at: CutAt,
-    /// The number of components of a vector, and the parameter that says it.
+    /// The number of components of a vector, with the name of its parameter.
     dimensions: (&'static str, Option<usize>),
     scale: VectorScale,
 }
@@ -101,7 +101,7 @@ enum EmbeddingType {
     Float,
     /// The signs as bits, the first component highest.
     Unsigned,
-    /// The same bytes less 128.
+    /// As unsigned bytes, minus 128.
     Signed,
     Base64,
 }
@@ -259,7 +259,7 @@ impl InferenceRequest {
         let sources = TextOrIds::from_fields(fields, "inputs")?;
         require_few("inputs", sources.len())?;
         let truncates = fields.flag_or("truncate", false)?;
-        // In upper case in the specification, in lower case in what the program reads.
+        // In upper case in the specification, in lower case in the original implementation.
         let sides = [("right", CutAt::End), ("left", CutAt::Start), ("Right", CutAt::End), ("Left", CutAt::Start)];
         let cut_at = fields.one_of_or("truncation_direction", &sides, CutAt::End)?;
         Ok(Self(Texts {

@@ -156,7 +156,7 @@ impl EmbeddingRequest {
         })
     }
 
-    /// What is computed, and how it is written.
+    /// The vectors to compute, and their format.
     fn want(self, model: &ServedModel) -> Result<(Wanted, (Format, bool)), ApiError> {
         let (own_pooling, layers) = match self.pooling {
             Some(pooling) => (pooling, Arc::default()),

@@ -27,8 +27,8 @@ pub(crate) struct Health {
     status: &'static str,
 }
 
-/// 200 from the start, through loading and draining; 503 once inference has failed or does not go on, and only a restart
-/// helps.
+/// 200 from the start, through loading and draining; 503 once inference has failed or makes no progress, and only a
+/// restart helps.
 pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
     if let Some(EngineState::Failed(what)) = state.engine().map(|engine| engine.state()) {
         return Err(ApiError::unavailable(format!("inference failed: {what}")));
@@ -37,7 +37,7 @@ pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>
     Ok(Json(Health { status: "ok" }))
 }
 
-/// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference goes on.
+/// 200 while the server accepts work: the model is loaded, no shutdown has begun, and inference makes progress.
 pub(crate) async fn ready(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
     state.working_engine()?;
     check_progress(&state)?;

@@ -39,7 +39,7 @@ use crate::api::{
     },
 };
 
-/// The name of a file that has none, as in llama.cpp.
+/// The default name of a file without a name, as in llama.cpp.
 const UNNAMED: &str = "tmp";
 
 /// The sampler of llama.cpp that editors list. It chooses where a completion ends, which no distribution here depends on.
@@ -63,7 +63,7 @@ struct Gap {
     files: Vec<OtherFile>,
 }
 
-/// What of an answer the client wants.
+/// The parts of an answer that the client requested.
 #[derive(Clone, Debug)]
 struct View {
     returns_tokens: bool,
@@ -217,14 +217,14 @@ fn files(fields: &mut Fields) -> Result<Vec<OtherFile>, ApiError> {
     let file = |mut file: Fields| {
         let text = file.require("text", Fields::string)?;
         let name = file.string("filename")?.unwrap_or_else(|| UNNAMED.to_owned());
-        // Editors add members of their own, such as `time`.
+        // Editors add further members, such as `time`.
         file.ignore_rest();
         Ok(OtherFile { name, text })
     };
     fields.objects("input_extra")?.unwrap_or_default().into_iter().map(file).collect()
 }
 
-/// Leaves llama.cpp's own sampler out of `samplers`.
+/// Removes llama.cpp's sampler for infilling from `samplers`.
 fn without_infill_sampler(fields: &mut Fields) {
     let Some(mut names) = fields.get("samplers").and_then(string_list) else { return };
     names.retain(|name| name != INFILL_SAMPLER);
@@ -260,7 +260,7 @@ impl Gap {
     }
 }
 
-/// What is known of an answer so far.
+/// The state of an answer so far.
 #[derive(Debug)]
 struct Progress {
     model: String,
@@ -350,7 +350,7 @@ impl Writer {
         }
     }
 
-    /// The last event, or the whole answer: the members that the client wants.
+    /// The last event, or the whole answer: the requested members.
     fn last(&self, content: String, tokens: Vec<TokenId>, usage: Usage) -> Value {
         let ending = Some(self.progress.ending(usage));
         let whole = json!(WireInfilled { stop: true, ending, ..self.piece(content, tokens, usage) });

@@ -65,7 +65,7 @@ struct InspectRequest {
     shown: Shown,
 }
 
-/// What the answer shall have.
+/// The requested parts of the answer.
 struct Shown {
     n_top: usize,
     attention: Option<AttentionChoice>,
@@ -87,7 +87,7 @@ struct AttentionChoice {
     encoder_heads: Option<Vec<usize>>,
 }
 
-/// The layers whose experts are requested; `None`: all that have some.
+/// The layers whose experts are requested; `None`: all layers with experts.
 struct ExpertChoice {
     layers: Option<Vec<usize>>,
 }
@@ -106,7 +106,7 @@ struct WireInspection {
     layer_count: usize,
     head_count: usize,
     tokens: Vec<WireToken>,
-    /// One for each token: what the model expects after it.
+    /// For each token: the model's prediction after it.
     predictions: Vec<WirePrediction>,
     attention: Option<WireAttention>,
     experts: Option<WireExperts>,
@@ -183,7 +183,7 @@ struct WireExperts {
     expert_count: usize,
     /// By layer and token: the numbers of the experts, in ascending order.
     chosen: Vec<Vec<Vec<usize>>>,
-    /// By layer and token: how much each of them counts.
+    /// By layer and token: the weight of each chosen expert.
     weights: Vec<Vec<Vec<f32>>>,
     /// By layer and expert: how many tokens it was chosen for.
     counts: Vec<Vec<usize>>,
@@ -388,8 +388,7 @@ impl Source {
         }
     }
 
-    /// At most `max_tokens` token ids. A text of so many bytes that it must have more is rejected before it is
-    /// tokenized.
+    /// At most `max_tokens` token ids. A text with too many bytes for this is rejected before it is tokenized.
     fn encode(self, model: &ServedModel, max_tokens: usize) -> Result<Vec<TokenId>, ApiError> {
         let param = self.param();
         let too_long = |given: String| {
@@ -542,7 +541,7 @@ impl WireInspection {
 }
 
 impl WireExperts {
-    /// Of `layers`, each with so many experts, of which so many are chosen.
+    /// From the chosen experts of `layers`, each with `n_experts` experts, `n_active` of which are chosen per token.
     fn new(layers: Vec<usize>, (n_experts, n_active): (usize, usize), found: Vec<ChosenExperts>) -> Self {
         let counts = found.iter().map(|layer| {
             let mut counts = vec![0; n_experts];

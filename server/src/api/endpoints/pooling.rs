@@ -1,5 +1,5 @@
-//! `POST /pooling`: what [vLLM](https://docs.vllm.ai/en/latest/models/pooling_models) calls pooling: a vector of each text, a vector of
-//! each token, or the probabilities of classes.
+//! `POST /pooling`, as in [vLLM](https://docs.vllm.ai/en/latest/models/pooling_models): a vector of each text, a vector
+//! of each token, or the probabilities of classes.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ use crate::api::{
     },
 };
 
-/// What is computed of a text.
+/// The result to compute for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PoolingTask {
     /// A vector.
@@ -60,7 +60,7 @@ const TASKS: [(&str, PoolingTask); 4] = [
 /// A parsed request.
 struct PoolingRequest {
     sources: Vec<TextOrIds>,
-    /// `None`: what the model was made for.
+    /// `None`: the task for which the model was made.
     task: Option<PoolingTask>,
     text_use: TextUse,
     truncation: Option<Truncation>,
@@ -72,10 +72,10 @@ struct PoolingRequest {
 /// Documents of a model for late interaction, by their tokens.
 type LateDocuments = (Arc<LateInteraction>, Vec<Arc<[TokenId]>>);
 
-/// What is made of the computed vectors.
+/// The results to make from the computed vectors.
 enum Made {
     Vectors,
-    /// Rows of so many numbers. Of documents of a model for late interaction, some tokens have none.
+    /// Rows of `width` numbers. Some tokens of late-interaction documents have no row.
     Tokens {
         width: usize,
         documents: Option<LateDocuments>,
@@ -101,7 +101,7 @@ struct Pooled {
     data: PooledData,
 }
 
-/// Numbers: a list of a text's, a list for each token, or all of them in base64.
+/// Numbers: a list for a text, a list for each token, or all of them in base64.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum PooledData {
@@ -235,7 +235,7 @@ impl PoolingRequest {
 }
 
 impl Made {
-    /// What the answer has of the vector of text `index`.
+    /// The entry of the answer for the vector of text `index`.
     fn of(&self, index: usize, vector: Vec<f32>, format: Format) -> PooledData {
         let vector = match self {
             Self::Classes(classifier) => classifier.scores_of(&vector),

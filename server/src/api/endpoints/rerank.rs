@@ -1,8 +1,10 @@
-//! `POST /v1/rerank`, `/v2/rerank` and `/rerank`: documents in the order in which they suit a query, in the shapes of vLLM, Jina,
-//! [Cohere](https://docs.cohere.com/reference/rerank) and
-//! [text-embeddings-inference](https://huggingface.github.io/text-embeddings-inference). `POST /v1/score`: scores of pairs.
+//! `POST /v1/rerank`, `/v2/rerank` and `/rerank`: documents ordered by relevance to a query, in the shapes of vLLM,
+//! Jina, [Cohere](https://docs.cohere.com/reference/rerank) and
+//! [text-embeddings-inference](https://huggingface.github.io/text-embeddings-inference). `POST /v1/score`: scores of
+//! pairs.
 //!
-//! A model that was trained to compare texts reads both at once; the vectors of an embedding model are compared by their cosine.
+//! A model that was trained to compare texts (a cross-encoder) reads both at once; the vectors of an embedding model
+//! are compared by their cosine.
 
 use std::sync::Arc;
 
@@ -66,19 +68,20 @@ struct Given {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RerankShape {
-    /// vLLM's, Jina's and Cohere's, which differ in nothing that their clients read.
+    /// The shape of vLLM, Jina and Cohere; their clients read the same fields.
     Results,
-    /// That of text-embeddings-inference: a list.
+    /// The shape of text-embeddings-inference: a list.
     List,
 }
 
-/// How scores are made of vectors.
+/// How scores are computed from vectors.
 enum Scorer {
     /// Each is a score already, up to the classifier's last function.
     Pairs(Classifier),
     /// The first is the query's, the others are compared with it.
     Cosines,
-    /// The same of models with vectors of `width` numbers for tokens; `texts` are all of them, the first as many as `vectors`.
+    /// As [`Cosines`](Self::Cosines), for late-interaction models, with vectors of `width` numbers for tokens; `texts`
+    /// has the tokens of all texts, in the order of the vectors.
     Late { late: Arc<LateInteraction>, width: usize, texts: Vec<Arc<[TokenId]>> },
 }
 
@@ -204,7 +207,7 @@ async fn ranked(state: AppState, body: Body, is_cohere: bool) -> Result<Response
     let write = move || {
         let scores = scorer.scores(&vectors, 1);
         let mut ranked: Vec<(usize, f32)> = scores.into_iter().enumerate().collect();
-        // The first of equal ones stays first.
+        // Equal scores keep their order.
         ranked.sort_by(|(_, one), (_, other)| other.total_cmp(one));
         ranked.truncate(request.top_n);
         let text = |index: usize| request.returns_texts.then(|| request.documents[index].clone());
@@ -272,7 +275,7 @@ fn raw(model: &ServedModel) -> Result<Classifier, ApiError> {
     }
 }
 
-/// Pairs that the model reads at once.
+/// Pairs; the model reads both texts of a pair at once.
 fn of_pairs(
     first: &[&str],
     second: &[&str],
@@ -342,7 +345,7 @@ fn of_embeddings(
     Ok((Wanted { texts, pooling, steps }, Scorer::Cosines))
 }
 
-/// Texts of which each token has a vector.
+/// Texts with a vector for each token.
 fn of_tokens(
     first: &[&str],
     second: &[&str],
@@ -368,7 +371,8 @@ fn of_tokens(
 }
 
 impl Scorer {
-    /// The scores of pairs. Of vectors to compare, the first `n_first` are those of first texts: one for all, or one for each.
+    /// The scores of pairs. If vectors are compared, the first `n_first` are the vectors of the first texts: one for
+    /// all pairs, or one per pair.
     fn scores(&self, vectors: &[Vec<f32>], n_first: usize) -> Vec<f32> {
         match self {
             Self::Pairs(classifier) => {
@@ -434,7 +438,7 @@ fn documents(fields: &mut Fields, name: &'static str) -> Result<Vec<String>, Api
     Ok(texts)
 }
 
-/// Reads the two lists of texts, of which the first may be a single one.
+/// Reads the two lists of texts; the first may be a single text.
 fn pairs(fields: &mut Fields) -> Result<[Vec<String>; 2], ApiError> {
     let mut texts = |name: &'static str| -> Result<Vec<String>, ApiError> {
         let list =

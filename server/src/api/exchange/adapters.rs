@@ -149,7 +149,7 @@ impl Chosen {
 /// # Errors
 /// 404 if neither exists; 503 if adapters are not known yet because the model is loading.
 pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, ApiError> {
-    // An empty name is none, as in vLLM and llama.cpp.
+    // An empty name counts as none, as in vLLM and llama.cpp.
     let name = name.filter(|name| !name.is_empty() && *name != state.model_id());
     let Some(name) = name else { return Ok(Chosen::Model) };
     let by_alias = || match state.options().aliases.contain(name) {

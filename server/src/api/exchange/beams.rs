@@ -9,7 +9,7 @@ use crate::api::{
     wire::fields::{Fields, must_be},
 };
 
-/// As many as there may be beams.
+/// The maximum number of beams is also the maximum number of groups.
 const MAX_GROUPS: usize = 128;
 
 /// How the `n` answers are chosen from `best_of` candidates. `use_beam_search` searches for the most likely ones,

@@ -50,7 +50,7 @@ pub(crate) struct Conversation {
 /// Members of OpenAI's messages. They are not reported as ignored, even if the template does not use them.
 const MEMBERS: [&str; 4] = ["name", "tool_calls", "tool_call_id", "refusal"];
 
-/// Whether the tokenizer adds special tokens to those of the template.
+/// Whether the tokenizer adds special tokens besides the template's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddedTokens {
     None,
@@ -123,12 +123,12 @@ impl Conversation {
         })
     }
 
-    /// Gives the template what the request says of thinking. Returns the parameters that the template does not read.
+    /// Passes the request's thinking options to the template. Returns the parameters that the template does not read.
     pub(crate) fn add_thinking(&mut self, thinking: Thinking, template: &ChatTemplate) -> Vec<&'static str> {
         thinking.add_to(&mut self.kwargs, template)
     }
 
-    /// Whether the model thinks, if the request says so.
+    /// Whether the model should think, if the request sets it.
     pub(crate) fn thinks(&self) -> Option<bool> {
         thinking::SWITCHES.into_iter().find_map(|name| self.kwargs.get(name)?.as_bool())
     }
@@ -143,7 +143,7 @@ impl Conversation {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
-    /// The marks of which one closes the thought within which the answer continues the last message.
+    /// The marks that can close the thought within which the answer continues the last message.
     pub(crate) fn continued_thought(&self, template: &ChatTemplate) -> Option<&'static [&'static str]> {
         let last = self.messages.last().filter(|_| self.ending == Ending::OpenMessage)?;
         let has_only_thought = last.content.is_empty() && REASONING.iter().any(|name| last.extra.contains_key(*name));

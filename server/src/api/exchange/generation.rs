@@ -70,12 +70,12 @@ pub(crate) struct GenerateParams {
     pub(crate) stream: Option<UsageReports>,
     /// Number of alternatives to report per generated token. `None`: no log-probabilities.
     pub(crate) logprobs: Option<usize>,
-    /// The same for the prompt (`prompt_logprobs`).
+    /// Number of alternatives to report per prompt token (`prompt_logprobs`).
     pub(crate) prompt_logprobs: Option<usize>,
     /// Whether to report token ids (`return_token_ids`).
     pub(crate) returns_token_ids: bool,
     model: Option<String>,
-    /// Number of candidates per prompt, of which the best `n` are returned.
+    /// Number of candidates per prompt; the best `n` are returned.
     best_of: usize,
     strategy: Strategy,
     structure: Option<Arc<Structure>>,
@@ -150,7 +150,8 @@ impl GenerateParams {
         Self::with_choices(fields, max_tokens, sampling, choices)
     }
 
-    /// The same for an endpoint with one answer per request, which has read `answer` itself.
+    /// As [`from_fields`](Self::from_fields), for an endpoint with one answer per request, which has read `answer`
+    /// itself.
     ///
     /// # Errors
     /// Also 400 for fields of the completion endpoints that would change the answer.
@@ -315,8 +316,8 @@ impl GenerateParams {
         }
     }
 
-    /// A prompt, truncated if the request asks for it. That of an encoder-decoder becomes its source; the answer then begins with
-    /// the model's own tokens.
+    /// A prompt, truncated if the request asks for it. For an encoder-decoder, the prompt becomes the source, and the
+    /// answer begins with the model's start tokens.
     pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
         Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
     }
@@ -347,7 +348,7 @@ impl GenerateParams {
         self.log.arrived()
     }
 
-    /// The sampling parameters, without those that depend on the tokenizer.
+    /// The sampling parameters, except those that depend on the tokenizer.
     pub(crate) fn sampling_params(&self) -> &SamplingParams {
         self.sampling.params()
     }

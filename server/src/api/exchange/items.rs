@@ -19,14 +19,14 @@ pub(crate) enum Item {
     Call { name: String, arguments: String },
 }
 
-/// What happened to the item with this index.
+/// The change of the item with this index.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// It began. Its text, or its arguments, are empty so far.
+    /// The item began. Its text or arguments are still empty.
     Opened(usize),
     /// This text, or these arguments, were added.
     Grown { index: usize, text: String, logprobs: Vec<TokenEntry> },
-    /// It is complete, or the answer was cut off within it.
+    /// The item is complete, or the answer was cut off within it.
     Closed(usize),
 }
 
@@ -104,7 +104,7 @@ impl Items {
         self.end.as_ref()
     }
 
-    /// Adds what a delta has.
+    /// Adds a delta.
     pub(crate) fn push(&mut self, answer: Answer) -> Vec<Change> {
         let Answer { text, logprobs, finish_reason, stop_cause, .. } = answer;
         let n_before = self.logprobs.len();

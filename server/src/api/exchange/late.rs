@@ -12,14 +12,14 @@ use hearth_model::{
 use super::vectors::{Tokens, Wanted, cannot_encode};
 use crate::api::error::ApiError;
 
-/// Which part a text has in a search.
+/// The role of a text in a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Query,
     Document,
 }
 
-/// The tokens of a text of the parameter `param`. What is too long is cut at its end, as all programs for such models do.
+/// The tokens of a text of the parameter `param`. Longer texts are cut at the end, as all programs for such models do.
 pub(crate) fn tokens(
     text: &str,
     side: Side,
@@ -51,7 +51,7 @@ pub(crate) fn tokens(
     Ok(Tokens { n_cut: encoded.n_cut, n_hidden, ..Tokens::of(ids) })
 }
 
-/// The vectors of all tokens of `texts`, of the length 1 unless `scale` says otherwise.
+/// The request for the vectors of all tokens of `texts`, of length 1 unless `scale` says otherwise.
 pub(crate) fn wanted(texts: Vec<Tokens>, layers: Arc<[DenseLayer]>, scale: VectorScale) -> Wanted {
     let steps = VectorSteps { layers, dimensions: None, scale };
     Wanted { texts, pooling: Pooling::Tokens, steps }
@@ -62,7 +62,7 @@ pub(crate) fn width(layers: &[DenseLayer], model: &ServedModel) -> usize {
     layers.last().map_or(model.config.d_model, DenseLayer::d_out)
 }
 
-/// The vectors of the tokens of a document that have one, of those of all its tokens `ids`.
+/// Removes the vectors of tokens of a document that have none; `vectors` has one for each of its tokens `ids`.
 pub(crate) fn kept(vectors: Vec<f32>, ids: &[TokenId], late: &LateInteraction, width: usize) -> Vec<f32> {
     if late.skipped.is_empty() {
         return vectors;

@@ -25,7 +25,7 @@ use crate::api::{
 pub(crate) enum Truncation {
     /// To the length that leaves room for the answer in the context.
     Fitting,
-    /// To this many of its last tokens.
+    /// Cut to this many of the last tokens.
     Last(usize),
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Truncation {
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(crate) ids: Arc<[TokenId]>,
-    /// What the encoder of an encoder-decoder reads; `ids` are then the decoder's.
+    /// The source that the encoder of an encoder-decoder reads; `ids` are then the decoder's.
     pub(crate) source: Option<Arc<[TokenId]>>,
     /// Text at the start of the answer (`echo`).
     pub(crate) echo: Option<Arc<str>>,

@@ -24,7 +24,7 @@ pub(crate) struct ReplyRequest {
     pub(crate) generation: GenerateParams,
 }
 
-/// A submitted request, with what is needed to read its answer.
+/// A submitted request, with the data for reading its answer.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) started: RunningAnswer,
@@ -57,7 +57,7 @@ impl ReplyRequest {
     /// Renders the conversation and submits the request. Answers get ids that begin with `id_prefix`.
     ///
     /// # Errors
-    /// Those of [`GenerateParams::start`]; 400 if there is no chat template or it rejects the conversation.
+    /// The errors of [`GenerateParams::start`]; 400 if there is no chat template or it rejects the conversation.
     pub(crate) async fn start(self, state: &AppState, id_prefix: &str, body: Body) -> Result<Reply, ApiError> {
         let preparation = self.conversation.preparation(self.generation.n_bytes());
         let model = Arc::clone(state.engine_for(self.generation.arrived())?.model());

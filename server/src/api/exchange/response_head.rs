@@ -69,7 +69,7 @@ pub(crate) struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// The head of a new answer, whose id begins with `id_prefix`. Its `object` is set by the endpoint.
+    /// The head of a new answer, whose id begins with `id_prefix`. The endpoint sets its `object`.
     pub(crate) fn new(id_prefix: &str, model: &str, system_fingerprint: String) -> Self {
         Self {
             id: fresh_id(id_prefix),

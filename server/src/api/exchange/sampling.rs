@@ -293,8 +293,7 @@ pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingPa
     if is_plain { advised } else { SamplingParams::default() }
 }
 
-/// Each word as it is tokenized at the start of a line and after a space: most vocabularies have different tokens for
-/// these.
+/// Tokenizes each word at the start of a line and after a space: most vocabularies have different tokens for these.
 fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let mut sequences = BTreeSet::new();
     for word in words {
@@ -313,8 +312,7 @@ fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<
     Ok(sequences.into_iter().collect())
 }
 
-/// The tokens whose text contains a breaker. For a breaker that no token contains, the last of the tokens that it is
-/// tokenized to.
+/// The tokens whose text contains a breaker. For a breaker that no token contains, the last token of its tokenization.
 fn tokens_with(breakers: &[String], tokenizer: &Tokenizer) -> BTreeSet<TokenId> {
     let (mut ids, mut is_found) = (BTreeSet::new(), vec![false; breakers.len()]);
     for id in 0..tokenizer.vocab_size() as TokenId {

@@ -28,8 +28,8 @@ use tokio_stream::Stream;
 use super::submission::{Submission, Usage, wire_reason};
 use crate::api::{error::ApiError, guard::options::ApiOptions};
 
-/// Approximate limit in bytes of JSON for the answers to one request that is not streamed, and for data of the prompts
-/// that answers repeat. Memory use is up to eight times as much.
+/// Approximate limit in bytes of JSON for the answers to one request that is not streamed, and for prompt data that
+/// answers repeat. Memory use is up to eight times as much.
 pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Approximate size of a token id as JSON in bytes.
@@ -69,7 +69,7 @@ impl TokenEntry {
 #[derive(Debug)]
 pub(crate) struct Delta {
     pub(crate) index: usize,
-    /// What is new since the last delta.
+    /// The new text since the last delta.
     pub(crate) piece: Answer,
 }
 
@@ -315,7 +315,7 @@ pub(crate) trait WriteEvents: Send + Unpin + 'static {
     /// The events that end the stream after an error. The status has already been sent.
     fn failure(&mut self, error: ApiError) -> Vec<Frame>;
 
-    /// The event that keeps the connection open while there are no others. `None`: a comment.
+    /// The event that keeps an idle connection open. `None`: a comment.
     fn keep_alive(&self) -> Option<Frame> {
         None
     }
@@ -346,7 +346,7 @@ where
     sse_of(deltas, options, Chunks(write))
 }
 
-/// Streams the deltas as the server-sent events that `writer` makes of them.
+/// Streams the deltas as the server-sent events that `writer` produces.
 pub(crate) fn sse_of(deltas: AnswerStream, options: &ApiOptions, mut writer: impl WriteEvents) -> Response {
     let mut keep_alive = KeepAlive::new().interval(options.keep_alive);
     if let Some(frame) = writer.keep_alive() {

@@ -117,7 +117,7 @@ impl Submission {
             return Poll::Ready(None);
         }
         let gone = || (0, Err(Failure::Failed("the engine has stopped".into())));
-        // A task whose events come as fast as it takes them must let others run.
+        // Yields to other tasks from time to time: events may arrive as fast as they are read.
         let turn = ready!(coop::poll_proceed(context));
         let (index, event) = ready!(self.events.poll_recv(context)).unwrap_or_else(gone);
         turn.made_progress();

@@ -1,4 +1,4 @@
-//! What the vectors of texts are for, as a request says it, and what an embedding model wants before such texts.
+//! The use of texts' vectors, as a request states it, and the prompts that an embedding model expects for it.
 
 use hearth_engine::ServedModel;
 use hearth_model::gpt::pooling::OwnPooling;
@@ -9,12 +9,12 @@ use crate::api::{
     wire::fields::{Fields, must_be},
 };
 
-/// What the vectors of the texts of a request are for.
+/// The use of the vectors of a request's texts.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum TextUse {
-    /// The request does not say.
+    /// The request does not state it.
     Unsaid,
-    /// What the model's prompt of this name is for.
+    /// The use of the model's prompt with this name.
     Named(String),
     /// One of the usual uses.
     Usual(InputType),
@@ -31,7 +31,7 @@ pub(crate) enum InputType {
     Clustering,
 }
 
-/// Those of vLLM, Jina and Voyage, and Cohere's.
+/// The names of vLLM, Jina and Voyage, and Cohere's.
 const INPUT_TYPES: [(&str, InputType); 7] = [
     ("query", InputType::Query),
     ("document", InputType::Document),
@@ -67,7 +67,7 @@ impl TextUse {
         Ok(fields.one_of("input_type", &INPUT_TYPES)?.map_or(Self::Unsaid, Self::Usual))
     }
 
-    /// Whether they are for queries of a model that reads these in another way than documents.
+    /// Whether the texts are queries of a model that reads queries differently from documents.
     pub(crate) fn is_query(&self) -> bool {
         match self {
             Self::Usual(input_type) => *input_type == InputType::Query,
@@ -76,7 +76,7 @@ impl TextUse {
         }
     }
 
-    /// What comes before each text; empty for nothing.
+    /// The prompt before each text; empty if there is none.
     pub(crate) fn prompt<'a>(&self, model: &'a ServedModel) -> Result<&'a str, ApiError> {
         let prompts = &model.prompts;
         Ok(match self {
@@ -87,7 +87,7 @@ impl TextUse {
             Self::Usual(InputType::Clustering) => prompts.other("clustering"),
             Self::Named(name) => match prompts.by_name.get(name) {
                 Some(prompt) => prompt,
-                // Such a model tells them apart by other means.
+                // Such a model marks queries and documents in other ways.
                 None if matches!(model.own_pooling, OwnPooling::Late(_)) => "",
                 None => {
                     let names: Vec<_> = prompts.by_name.keys().map(|name| format!("`{name}`")).collect();

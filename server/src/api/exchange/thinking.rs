@@ -1,4 +1,4 @@
-//! What a request says of thinking, and how the model writes its thoughts.
+//! The thinking options of a request, and how the model writes its thoughts.
 
 use std::sync::Arc;
 
@@ -26,16 +26,16 @@ use crate::api::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Thinking {
     pub(crate) format: ReasoningFormat,
-    /// The most tokens of thoughts, with the name of the parameter.
+    /// Maximum number of thinking tokens, with the name of the parameter.
     pub(crate) budget: Option<(usize, &'static str)>,
     pub(crate) effort: Option<Effort>,
-    /// Whether the model thinks, if the request says so.
+    /// Whether the model should think, if the request sets it.
     pub(crate) is_enabled: Option<bool>,
-    /// Whether thoughts of earlier answers are kept, if the request says so.
+    /// Whether thoughts of earlier answers are kept, if the request sets it.
     pub(crate) is_preserved: Option<bool>,
 }
 
-/// How much the model should think.
+/// The reasoning effort.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Effort {
     None,
@@ -98,14 +98,14 @@ impl Thinking {
         Ok(Self { format, budget: budget(fields)?, effort, is_enabled, is_preserved })
     }
 
-    /// Whether the model thinks, if the request says so.
+    /// Whether the model should think, if the request sets it.
     fn switch(self, kwargs: &Map<String, Value>) -> Option<bool> {
         let given = SWITCHES.into_iter().find_map(|name| kwargs.get(name)?.as_bool());
         given.or(self.is_enabled).or(self.effort.map(|effort| effort != Effort::None))
     }
 
-    /// Adds the variables by which the template learns of it. Those that the client sets itself stay. Returns the
-    /// parameters that have no effect since the template reads no such variable.
+    /// Adds the variables for the template. Variables that the client sets itself are kept. Returns the parameters that
+    /// have no effect because the template does not read their variables.
     pub(crate) fn add_to(self, kwargs: &mut Map<String, Value>, template: &ChatTemplate) -> Vec<&'static str> {
         let switch = self.switch(kwargs);
         let mut add = |name: &str, value: Value| {
@@ -137,7 +137,7 @@ impl Thinking {
         unread
     }
 
-    /// The same with a limit that turns thinking off, if `param` asks for that and the template cannot do it.
+    /// As `self`, with a limit that turns thinking off, if `param` asks for that and the template cannot do it.
     pub(crate) fn turned_off_by(self, param: &'static str) -> Option<Self> {
         let is_off = match param {
             "reasoning_effort" => self.effort == Some(Effort::None),
@@ -171,7 +171,7 @@ impl Effort {
     fn known_to(self, source: &str) -> &'static str {
         let is_listed = |name: &str| source.contains(&format!("'{name}'")) || source.contains(&format!("\"{name}\""));
         let listed: Vec<(&str, Effort)> = EFFORTS.into_iter().filter(|(name, _)| is_listed(name)).collect();
-        // A single one is a default, which says nothing of the others.
+        // A single value is a default, and does not rule out others.
         let known = if listed.len() > 1 { listed } else { EFFORTS[2..5].to_vec() };
         let nearest = known.into_iter().min_by_key(|(_, other)| (*other as i32 - self as i32).abs());
         nearest.map_or("medium", |(name, _)| name)
@@ -182,11 +182,11 @@ impl Effort {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ModelThoughts {
     form: &'static ThoughtForm,
-    /// Whether its template or its tokens say that it thinks.
+    /// Whether the model's template or its tokens show that it thinks.
     is_known: bool,
-    /// The marks of which one closes the thought that the answer continues.
+    /// The marks that can close the thought that the answer continues.
     continued: Option<&'static [&'static str]>,
-    /// Whether the model thinks, if the request says so.
+    /// Whether the model should think, if the request sets it.
     thinks: Option<bool>,
     /// Whether the answer continues a message, so that no thought begins it.
     has_begun: bool,
@@ -202,7 +202,7 @@ impl ModelThoughts {
         Self { form, is_known, continued, thinks: None, has_begun: false }
     }
 
-    /// Sets whether the model thinks, if the request says so, and whether the answer continues a message.
+    /// Sets whether the model should think, if the request sets it, and whether the answer continues a message.
     pub(crate) fn switched(self, thinks: Option<bool>, has_begun: bool) -> Self {
         Self { thinks, has_begun, ..self }
     }
@@ -211,7 +211,7 @@ impl ModelThoughts {
         self.form
     }
 
-    /// Whether the template or the tokens of the model say that it thinks.
+    /// Whether the model's template or its tokens show that it thinks.
     pub(crate) fn is_known(&self) -> bool {
         self.is_known
     }
@@ -227,13 +227,13 @@ impl ModelThoughts {
         self.form.all_marks().any(|mark| special.iter().any(|(_, token)| mark.contains(token)))
     }
 
-    /// The marks of which one closes the thought within which an answer to this prompt begins.
+    /// The marks that can close the thought within which an answer to this prompt begins.
     pub(crate) fn opened(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> Option<&'static [&'static str]> {
         self.continued.or_else(|| self.form.opened_by(&end_of(prompt_ids, tokenizer)))
     }
 
-    /// What is between this prompt and an answer without a thought: the end of a thought that the prompt opens, and the
-    /// mark of an answer.
+    /// The text between this prompt and an answer without a thought: the end of a thought that the prompt opens, and
+    /// the mark of an answer.
     pub(crate) fn without_thought(&self, prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> String {
         let [after_thought, without_thought] = if self.is_known { self.form.before_answer } else { ["", ""] };
         let closing = self.form.closing_words;
@@ -248,7 +248,7 @@ impl ModelThoughts {
     /// The rules for the thoughts in an answer to this prompt, which follows `structure`.
     ///
     /// # Errors
-    /// 400 if there is a budget, and neither template nor tokens say that the model thinks.
+    /// 400 if there is a budget, and neither template nor tokens show that the model thinks.
     pub(crate) fn rules(
         &self,
         thinking: Thinking,
@@ -288,7 +288,7 @@ impl ModelThoughts {
         is_closed: bool,
     ) -> Result<AnswerStart, ApiError> {
         let tokenizer = &model.tokenizer;
-        // Calls have marks of their own.
+        // Calls have separate marks.
         let [after_thought, without_thought] = if structure.has_calls() { ["", ""] } else { self.form.before_answer };
         let may_think =
             !self.has_begun && !is_opened && !is_closed && self.thinks.unwrap_or_else(|| !self.form.opens_with_words());
@@ -336,7 +336,7 @@ fn end_of(prompt_ids: &[TokenId], tokenizer: &Tokenizer) -> String {
     tokenizer.decode(last, DecodeOptions { skip_special_tokens: false })
 }
 
-/// The tokens of a text that may have special ones.
+/// The tokens of a text that may contain special tokens.
 fn ids_of(text: &str, tokenizer: &Tokenizer) -> Result<Arc<[TokenId]>, ApiError> {
     if text.is_empty() {
         return Ok(Arc::default());

@@ -17,7 +17,7 @@ pub(crate) struct CohereError {
     message: String,
 }
 
-/// That of text-embeddings-inference.
+/// The error shape of text-embeddings-inference.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct InferenceError {
     error: String,

@@ -27,7 +27,7 @@ use crate::{
     random::fresh_id,
 };
 
-/// What all such requests have.
+/// Common parts of these requests.
 pub(crate) struct Common {
     model: Option<String>,
     /// Settings that all texts share; `prompt_ids` is empty.
@@ -48,15 +48,15 @@ pub(crate) struct Tokens {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reading<'a> {
     pub(crate) encode: Option<EncodeOptions>,
-    /// `None`: a text that is too long is refused.
+    /// `None`: texts that are too long are rejected.
     pub(crate) truncation: Option<Truncation>,
-    /// `None`: at the end for models that make vectors, at the start for others.
+    /// `None`: at the end for embedding models, at the start for others.
     pub(crate) cut_at: Option<CutAt>,
-    /// What comes before each text.
+    /// The prompt before each text.
     pub(crate) prompt: &'a str,
 }
 
-/// What is computed: the texts, and how their vectors are made.
+/// The texts, and how their vectors are computed.
 pub(crate) struct Wanted {
     pub(crate) texts: Vec<Tokens>,
     pub(crate) pooling: Pooling,
@@ -74,7 +74,7 @@ pub(crate) struct Vectors<R> {
     /// The header that names parameters that were ignored.
     pub(crate) ignored: Option<HeaderValue>,
     pub(crate) id: String,
-    /// What else the request is answered with.
+    /// Further data for the answer.
     pub(crate) rest: R,
 }
 
@@ -92,7 +92,8 @@ impl Common {
     }
 }
 
-/// Reads the request by `read`, and computes what `want` says of it. `param` is the parameter that has the texts.
+/// Reads the request with `read`, and computes the vectors that `want` selects. `param` is the parameter with the
+/// texts.
 pub(crate) async fn compute<T: Send + 'static, R: Send + 'static>(
     state: &AppState,
     mut body: Body,
@@ -118,7 +119,7 @@ pub(crate) async fn compute<T: Send + 'static, R: Send + 'static>(
         let (Wanted { texts, pooling, steps }, rest) = want(request, &model)?;
         let n_cut = texts.iter().map(|text| text.n_cut).sum::<usize>();
         let n_prompt = texts.iter().map(|text| text.ids.len()).sum();
-        // Long ones first, so that a step has texts of about one length.
+        // Long texts first, so that a step has texts of similar length.
         let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by_key(|&place| Reverse(texts[place].ids.len()));
         let requests = order.iter().map(|&place| {
@@ -149,7 +150,8 @@ pub(crate) async fn compute<T: Send + 'static, R: Send + 'static>(
     Ok(Vectors { vectors, model: name, n_tokens, n_cut, ignored, id, rest })
 }
 
-/// Collects the vectors in the order of the texts, whose places are in `order`. Dropping the future cancels the remaining work.
+/// Collects the vectors in the order of the texts; `order` lists the texts in the order of submission. Dropping the
+/// future cancels the remaining work.
 async fn collect(mut submission: Submission, order: &[usize]) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut vectors = vec![Vec::new(); order.len()];
     while let Some(event) = poll_fn(|context| submission.poll_event(context)).await {
@@ -234,13 +236,13 @@ impl From<EncodedTexts> for Tokens {
 }
 
 impl Tokens {
-    /// The tokens of one text, all of them.
+    /// A text that is not cut.
     pub(crate) fn of(ids: impl Into<Arc<[TokenId]>>) -> Self {
         Self { ids: ids.into(), second_text: None, n_cut: 0, n_hidden: 0 }
     }
 }
 
-/// The pooling and the layers behind it that the files of the model say, or the mean if they say nothing.
+/// The pooling that the model's files state, with the layers after it, or the mean if they state none.
 pub(crate) fn own_pooling(model: &ServedModel) -> Result<(Pooling, Arc<[DenseLayer]>), ApiError> {
     match &model.own_pooling {
         OwnPooling::Unstated => Ok((Pooling::default(), Arc::default())),

@@ -50,7 +50,7 @@ impl ApiKeys {
         self.0.iter().collect::<BTreeSet<_>>().len()
     }
 
-    /// Whether `key` is one of them. Compares digests, so the time reveals nothing about the keys, not even their
+    /// Whether `key` is an accepted key. Compares digests, so the time reveals nothing about the keys, not even their
     /// lengths.
     pub(crate) fn contain(&self, key: &[u8]) -> bool {
         let Digest(given) = Digest::of(key);

@@ -30,7 +30,7 @@ impl BodyMemory {
         Self { free: Arc::new(most.saturating_add(SHORT_BODIES_BYTES).into()), most }
     }
 
-    /// The memory of a new request, which takes nothing yet.
+    /// A reservation for a new request, which takes no memory yet.
     pub(crate) fn room(&self) -> BodyReservation {
         BodyReservation { free: Arc::clone(&self.free), n_bytes: 0, most: self.most }
     }
@@ -50,7 +50,7 @@ impl BodyReservation {
     /// Takes `n_bytes` more.
     ///
     /// # Errors
-    /// 429 if too little memory is left, because other requests take it.
+    /// 429 if too little memory is left, because other requests use it.
     pub(crate) fn grow(&mut self, n_bytes: usize) -> Result<(), ApiError> {
         let wanted = self.n_bytes.saturating_add(n_bytes);
         let is_short = wanted <= LONG_BODY_BYTES;

@@ -16,7 +16,7 @@ const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 /// bytes of text become a [`Value`] of 72 bytes, and the capacity of a list exceeds its length by up to a quarter.
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
-/// The same for all other fields together, not counting strings.
+/// Limit for all other fields together, without strings: bytes of memory per byte of the body.
 pub(crate) const OTHER_BYTES_PER_BYTE: usize = 8;
 
 /// Memory of an object member in bytes: name, value, and entry in a hash table that may be half empty.
@@ -41,7 +41,8 @@ pub(crate) enum BadJson {
     TooManyValues(usize),
 }
 
-/// What is wrong with a JSON text, and where. serde_json has no kinds for these errors: only its message tells them apart.
+/// The error in a JSON text, and its position. serde_json has no error kinds for these: only the message distinguishes
+/// them.
 pub(crate) fn problem(error: &serde_json::Error) -> String {
     let message = error.to_string();
     if let Some(place) = message.strip_prefix("recursion limit exceeded") {

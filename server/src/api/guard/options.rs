@@ -26,9 +26,9 @@ pub struct ApiOptions {
     pub max_body_bytes: usize,
     /// Timeout for receiving a request body.
     pub body_timeout: Duration,
-    /// Longest pause in which nothing of a request body arrives.
+    /// Maximum pause between pieces of a request body.
     pub body_pause: Duration,
-    /// Longest time for a step of the model; a server whose step takes longer is not healthy.
+    /// Maximum time of a step of the model; a server with a longer step is unhealthy.
     pub step_timeout: Duration,
     /// Interval of keep-alive comments in a stream without events, so that proxies keep it open.
     pub keep_alive: Duration,
@@ -48,7 +48,7 @@ pub struct ApiOptions {
     pub spans: Option<SpanSender>,
 }
 
-/// Which requests share the prefix cache if there are several API keys. With one key or none, all do.
+/// Which requests share the prefix cache if there are several API keys. With one key or none, all requests share it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PrefixSharing {
     /// Requests with the same key: response times then reveal nothing about other clients' prompts.
@@ -84,10 +84,10 @@ pub struct ModelAliases {
 }
 
 impl ModelAliases {
-    /// The alias that stands for every name.
+    /// The alias that matches every name.
     pub const ANY: &str = "*";
 
-    /// These names, of which [`ANY`](Self::ANY) stands for all others.
+    /// These names; [`ANY`](Self::ANY) among them matches every name.
     pub fn new(names: impl IntoIterator<Item = String>) -> Self {
         let mut aliases = Self::default();
         for name in names {
@@ -100,12 +100,12 @@ impl ModelAliases {
         aliases
     }
 
-    /// The names, without the one that stands for all.
+    /// The names, except the one that matches every name.
     pub(crate) fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Whether any name is one of them.
+    /// Whether every name is accepted.
     pub(crate) fn take_any(&self) -> bool {
         self.takes_any
     }

@@ -32,7 +32,7 @@ pub enum Host {
 }
 
 impl Host {
-    /// Whether it always means the client's own machine: a loopback address, `localhost`, or a name that ends in
+    /// Whether the host always means the client's own machine: a loopback address, `localhost`, or a name that ends in
     /// `.localhost`.
     fn is_loopback(&self) -> bool {
         match self {

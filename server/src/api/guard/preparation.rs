@@ -1,9 +1,9 @@
-//! Work before a request can be submitted to the engine, such as tokenizing: on blocking threads, and long work of a kind
-//! one at a time.
+//! Work before a request can be submitted to the engine, such as tokenizing. It runs on blocking threads; long work of
+//! the same kind runs one at a time.
 //!
 //! Work cannot be interrupted from outside. If the client of long work has gone, or the work takes longer than
-//! `--step-timeout`, its turn is given to the next request, and the work goes on beside it, with a limit on the number of
-//! such works. So one that hangs does not keep others from their turn.
+//! `--step-timeout`, its turn is given to the next request, and the work continues beside it; the number of such
+//! leftovers is limited. So work that hangs does not block others.
 
 use std::{
     array,
@@ -32,11 +32,11 @@ pub(crate) const LONG_BODY_BYTES: usize = 1 << 16;
 /// Number of kinds of long [`WorkClass`].
 const N_LONG: usize = WorkClass::Short as usize;
 
-/// Number of works of each long kind that may go on after their turn was given back.
+/// Maximum number of works of each long kind that may continue after their turn was given back.
 const MAX_LEFT_BEHIND: usize = 1;
 
-/// Minimum number of threads for [`AppState::prepare`](crate::api::wire::state::AppState::prepare): for each kind of long work, one
-/// that has the turn and those left behind, and one for short work.
+/// Minimum number of threads for [`AppState::prepare`](crate::api::wire::state::AppState::prepare): for each kind of
+/// long work, one for the current turn and one for each leftover; and one for short work.
 pub(crate) const MIN_PREPARING_THREADS: usize = N_LONG * (1 + MAX_LEFT_BEHIND) + 1;
 
 /// Work before a request can be submitted to the engine, by cost.
@@ -78,7 +78,7 @@ impl WorkClass {
 /// How a request waits for its turn of a long [`WorkClass`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AdmissionWait {
-    /// Who sent it: tenants get turns one after the other.
+    /// The tenant that sent the request: tenants take turns.
     pub(crate) tenant: TenantId,
     /// Whether the request will be submitted to the engine, whose queue must then have room.
     pub(crate) submits: bool,
@@ -116,7 +116,7 @@ impl Deadline {
     }
 }
 
-/// What work and those who wait for it know of each other.
+/// State shared by work and those who wait for it.
 #[derive(Debug)]
 pub(crate) struct WorkHandle {
     work: RunningWork,
@@ -145,7 +145,7 @@ impl WorkHandle {
     }
 }
 
-/// The client of some work: its drop tells the work that nobody waits for it any more.
+/// The client of some work. Dropping it marks the work as abandoned.
 #[derive(Debug)]
 pub(crate) struct WaitingClient {
     progress: Arc<WorkHandle>,
@@ -167,8 +167,8 @@ impl Drop for WaitingClient {
     }
 }
 
-/// Allows one long [`WorkClass`] of a kind at a time. Tenants that wait get turns one after the other, and a tenant's
-/// requests in the order of their arrival.
+/// Allows one long [`WorkClass`] of a kind at a time. Waiting tenants take turns, and a tenant's requests keep the
+/// order of their arrival.
 #[derive(Debug)]
 struct ClassSlot {
     lines: Arc<Mutex<Lines>>,
@@ -179,7 +179,7 @@ struct ClassSlot {
 #[derive(Debug, Default)]
 struct Lines {
     is_taken: bool,
-    /// The requests that wait, by tenant; none is empty.
+    /// The waiting requests, by tenant; no queue is empty.
     waiting: VecDeque<(TenantId, VecDeque<oneshot::Sender<TurnPermit>>)>,
 }
 
@@ -187,7 +187,7 @@ impl Lines {
     fn add(&mut self, tenant: TenantId, request: oneshot::Sender<TurnPermit>) {
         match self.waiting.iter_mut().find(|(other, _)| *other == tenant) {
             Some((_, line)) => {
-                // Those that have gone.
+                // Removes requests that have gone.
                 line.retain(|request| !request.is_closed());
                 line.push_back(request);
             }
@@ -237,7 +237,8 @@ impl ClassSlot {
         Self { lines: Arc::default(), queue: Queue::default(), left_behind: Arc::new(Semaphore::new(MAX_LEFT_BEHIND)) }
     }
 
-    /// Waits for the turn. At most `max_waiting` requests may wait at the same time, and as many of other tenants.
+    /// Waits for the turn. At most `max_waiting` requests of a tenant may wait at the same time, and another
+    /// `max_waiting` of other tenants.
     ///
     /// # Errors
     /// 429 if that many are waiting already; 504 if the deadline passes.
@@ -277,8 +278,8 @@ pub(crate) struct TakenTurn {
 }
 
 impl TakenTurn {
-    /// Keeps the turn until the work has `ended`, or until its client has gone or the work takes longer than `limit`, if
-    /// not too many works have been left behind already.
+    /// Keeps the turn until the work has `ended`, or until its client has gone or the work takes longer than `limit`,
+    /// if not too many works are running without a turn already.
     pub(crate) async fn hold(self, ended: oneshot::Receiver<()>, gone: oneshot::Receiver<()>, limit: Duration) {
         tokio::pin!(ended);
         tokio::select! {
@@ -407,7 +408,7 @@ mod tests {
             assert_eq!(refused.message(), "the queue is full: at most 1 requests may wait to be prepared");
             assert_eq!(status(refused), StatusCode::TOO_MANY_REQUESTS);
         }
-        // The one that waited has left.
+        // The waiting request has left.
         let deadline = Deadline::new(Instant::now(), Duration::from_millis(5));
         assert_eq!(status(turn.acquire(1, wait(1, deadline)).await.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
         drop(held);
@@ -442,7 +443,7 @@ mod tests {
         assert!(turn.acquire(0, AdmissionWait::default()).await.is_ok());
     }
 
-    /// Work that hangs until the test lets it go on.
+    /// Work that hangs until the test lets it continue.
     #[tokio::test]
     async fn turn_is_given_back_when_its_client_has_gone_or_its_work_takes_too_long() {
         for step_timeout in [Duration::from_secs(3600), Duration::from_millis(5)] {

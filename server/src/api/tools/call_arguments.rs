@@ -48,7 +48,8 @@ pub(crate) enum Arguments {
 }
 
 impl Arguments {
-    /// The arguments of a call as the right side of a rule. `name`: what the names of the rules that it needs begin with.
+    /// The arguments of a call as the right side of a rule. `name` is the prefix of the names of the rules that it
+    /// needs.
     pub(crate) fn rule(self, name: &str, function: &Function, rules: &mut Rules) -> String {
         match self {
             Self::Json => {
@@ -90,7 +91,7 @@ impl Arguments {
     }
 }
 
-/// A JSON object from the names of its members and their values as JSON. The last one of a name counts.
+/// A JSON object from the names of its members and their values as JSON. If a name occurs twice, the last value counts.
 fn object(members: Vec<(String, String)>) -> String {
     let mut object: Vec<(String, String)> = Vec::with_capacity(members.len());
     for (name, value) in members {

@@ -56,7 +56,7 @@ pub(crate) struct CallFormat {
     pub(crate) bare: Bare,
     /// The text between the marks.
     pub(crate) body: Body,
-    /// The text before the first call and after the last one. The grammar for calls is made of this and the next three
+    /// The text before the first call and after the last one. The grammar for calls consists of this and the next three
     /// fields.
     pub(crate) around_all: [&'static str; 2],
     /// The text before a function's name, between the name and the arguments, and after the arguments.
@@ -109,7 +109,7 @@ const JSON_LIST: CallFormat = CallFormat {
     ..ONE_BY_ONE
 };
 
-/// Calls of which each has its own marks.
+/// Calls with separate marks each.
 const ONE_BY_ONE: CallFormat = CallFormat {
     signs: &[],
     openings: &[],
@@ -171,13 +171,13 @@ impl CallFormat {
         openings.copied().chain(self.closing).chain(inner.into_iter().flatten())
     }
 
-    /// The texts between a function's name and the arguments, of which the first one is that of the template.
+    /// The texts between a function's name and the arguments, with the template's own first.
     pub(crate) fn betweens(&self) -> impl Iterator<Item = &'static str> {
         let [_, between, _] = self.around_parts;
         [between].into_iter().chain(self.other_betweens.iter().copied())
     }
 
-    /// Whether arguments can be told from the rest of a text that follows the grammar as they come.
+    /// Whether arguments can be streamed: they can be recognized while a text that follows the grammar arrives.
     pub(crate) fn streams_arguments(&self) -> bool {
         !matches!(self.body, Body::Framed(Arguments::Tags(_) | Arguments::Python | Arguments::Members { .. }))
     }

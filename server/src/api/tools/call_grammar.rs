@@ -1,4 +1,4 @@
-//! The grammar for calls: of an answer that consists of calls, and of what follows the mark before a call.
+//! The grammar for calls: for an answer that consists of calls, and for the text after a mark that begins a call.
 
 use std::collections::BTreeSet;
 
@@ -21,17 +21,17 @@ const MAX_CALLS: usize = 16;
 /// The white space in which calls without a mark may be written.
 const BLANKS: &[u8] = b" \n\r\t";
 
-/// What may be before a call without a mark: white space, and what separates calls.
+/// Characters that may precede a call without a mark: white space, and separators of calls.
 const SEPARATORS: &[u8] = b" \n\r\t;";
 
 /// A grammar for calls.
 #[derive(Clone, Debug)]
 pub(crate) struct CallRules {
-    /// Rules in Lark, of which `calls` is the whole text, and `after_mark` what follows the mark that is written.
+    /// Rules in Lark: `calls` is the whole text, `after_mark` the text after the mark that the model has written.
     pub(crate) lark: String,
     /// Special tokens that the rules refer to.
     pub(crate) special_tokens: Vec<TokenId>,
-    /// For each function the keywords of its schema that the rules do not hold, with their paths.
+    /// For each function, the keywords of its schema that the rules do not enforce, with their paths.
     pub(crate) unheld: Vec<BTreeSet<String>>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) fn call_rules(
     let opening = Some(format.first()).filter(|mark| !mark.is_empty());
     let head = format.after_opening(opening);
     let head = match format.body {
-        // The mark may be followed by a line break or not.
+        // A line break may follow the mark.
         Body::Json { .. } => format!("/[ \\n]/? {}", rules.text(head.trim_start())),
         Body::Named { .. } | Body::Framed(_) => rules.text(&head),
     };

@@ -27,7 +27,7 @@ impl CallFormat {
         let Some(opening) = opening else { return head };
         let opening =
             if head.contains(opening) || self.first_openings.contains(&opening) { opening } else { self.first() };
-        // If a mark may be left out, it is not in the head.
+        // An optional mark is not in the head.
         head.find(opening).map_or_else(|| head.clone(), |at| head[at + opening.len()..].to_owned())
     }
 

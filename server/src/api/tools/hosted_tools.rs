@@ -1,5 +1,5 @@
-//! Tools that another server would run, such as web search. Agents send them unasked, so they are left out of a request,
-//! and the log names each kind once.
+//! Tools that another server would run, such as web search. Agents always send them, so they are removed from the
+//! request instead of rejected, and the log names each type once.
 
 use std::{
     collections::BTreeSet,

@@ -1,13 +1,13 @@
 //! Scans a JSON list or object that arrives in pieces. It accepts what `serde_json` accepts, but looks at each byte once.
 
-/// What the scanned text is.
+/// The state of the scanned text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scanned {
     /// The beginning of a list or object, or only whitespace.
     Open,
     /// A list or object that ends after this many bytes of the last piece.
     End(usize),
-    /// Neither.
+    /// Neither: the text is malformed.
     Malformed,
 }
 
@@ -25,7 +25,8 @@ enum Bracket {
     Object,
 }
 
-/// What the next byte belongs to. Whitespace is allowed before all but the rest of a string, word or number.
+/// The part of the JSON to which the next byte belongs. Whitespace is allowed before every part except the rest of a
+/// string, word or number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Expected {
     #[default]
@@ -43,7 +44,7 @@ enum Expected {
     Text(StringOf),
     /// The character after a backslash.
     Escape(StringOf),
-    /// So many hexadecimal digits.
+    /// This many hexadecimal digits.
     Hex(StringOf, u8),
     /// The rest of `true`, `false` or `null`.
     Word(&'static [u8]),
@@ -52,7 +53,7 @@ enum Expected {
     Nothing,
 }
 
-/// What a string is.
+/// The role of a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StringOf {
     Name,
@@ -87,7 +88,7 @@ impl JsonScan {
         Scanned::Open
     }
 
-    /// What is expected after `byte`. `None` if it is not allowed.
+    /// The expected part after `byte`. `None` if the byte is not allowed.
     fn after(&mut self, byte: u8) -> Option<Expected> {
         match self.expected {
             Expected::Text(string) => match byte {
@@ -122,7 +123,7 @@ impl JsonScan {
         }
     }
 
-    /// What follows the first byte of a value.
+    /// The expected part after the first byte of a value.
     fn value(&mut self, byte: u8) -> Option<Expected> {
         match byte {
             b'[' => {
@@ -145,7 +146,7 @@ impl JsonScan {
         }
     }
 
-    /// What follows `byte`, which comes after `part` of a number and may be the first byte after the number.
+    /// The expected part after `byte`, which follows `part` of a number and may be the first byte after the number.
     fn after_digits(&mut self, part: NumberPart, byte: u8) -> Option<Expected> {
         use NumberPart::{Exponent, ExponentMark, ExponentSign, Fraction, Minus, Point, Whole, Zero};
         Some(Expected::Number(match (part, byte) {
@@ -178,7 +179,7 @@ impl JsonScan {
 }
 
 impl StringOf {
-    /// What is expected after the string.
+    /// The expected part after the string.
     fn then(self) -> Expected {
         match self {
             Self::Name => Expected::Colon,
@@ -195,8 +196,8 @@ mod tests {
 
     use super::*;
 
-    /// What `serde_json` says of a text that begins with a bracket. It calls an incomplete number, such as `1.`, malformed,
-    /// so the text is parsed with one more digit too.
+    /// The result of `serde_json` for a text that begins with a bracket. It calls an incomplete number, such as `1.`,
+    /// malformed, so the text is also parsed with one more digit.
     fn parsed(text: &str) -> Scanned {
         let parse = |text: &str| {
             let mut values = Deserializer::from_str(text).into_iter::<IgnoredAny>();

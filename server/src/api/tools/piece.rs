@@ -3,7 +3,7 @@
 /// A piece of an answer's text. The pieces are the same, when joined, for any split of the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// More of what the model thinks before it answers.
+    /// More of the model's thoughts (reasoning).
     Reasoning(String),
     /// More content.
     Content(String),

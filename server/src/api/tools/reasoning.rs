@@ -1,8 +1,8 @@
-//! Reads an answer's text: what the model thinks goes to [`Piece::Reasoning`], the rest to the parser for tool calls, or
-//! to [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
+//! Reads an answer's text: thoughts become [`Piece::Reasoning`]; the rest goes to the parser for tool calls, or becomes
+//! [`Piece::Content`]. The pieces, when joined, do not depend on how the text is split.
 //!
-//! No text is lost but the marks of thoughts and the white space next to them. A line feed keeps two thoughts apart, and the
-//! texts before and after a thought.
+//! No text is lost except the marks of thoughts and the white space next to them. A line feed keeps two thoughts apart,
+//! and the texts before and after a thought.
 
 use hearth_model::text::chat::thought::{Part, Place, ThoughtForm, ThoughtScan};
 
@@ -11,7 +11,7 @@ use super::{
     tool_parser::ToolParser,
 };
 
-/// Where thoughts go.
+/// Where thoughts are reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ReasoningFormat {
     /// Apart from the content.
@@ -19,7 +19,7 @@ pub(crate) enum ReasoningFormat {
     Apart,
     /// Into the content, as the model wrote them.
     InContent,
-    /// Nowhere: the client does not want them.
+    /// Nowhere: the client does not want thoughts.
     Omitted,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct AnswerReader {
     last: [Option<char>; 2],
     /// Whether a mark may end the answer.
     has_end_marks: bool,
-    /// Whether all of the answer follows a grammar: no thought begins in it.
+    /// Whether the whole answer follows a grammar: no thought begins in it.
     follows_grammar: bool,
     /// Whether a mark has been read since this was last asked.
     has_read_mark: bool,
@@ -79,8 +79,8 @@ impl AnswerReader {
         Self { follows_grammar: true, ..self }
     }
 
-    /// For text that begins within a thought, which one of these marks closes: directly behind the mark that opens it, or
-    /// as its continuation.
+    /// For text that begins within a thought, which one of these marks closes: directly after the opening mark, or as a
+    /// continuation of the thought.
     pub(crate) fn within_thought(mut self, closes: Option<&'static [&'static str]>, is_continued: bool) -> Self {
         if closes.is_some() {
             (self.is_after_mark, self.has_text) = (!is_continued, is_continued);
@@ -93,7 +93,7 @@ impl AnswerReader {
         self.calls.as_ref().map(ToolParser::fresh_id).unwrap_or_default()
     }
 
-    /// Adds text and returns what is complete.
+    /// Adds text and returns the pieces that are complete.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.scan.push(text);
         let mut pieces = Vec::new();

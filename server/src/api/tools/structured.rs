@@ -30,7 +30,7 @@ pub(crate) struct Structure {
     schemas: Vec<(String, Value)>,
     /// Special tokens that the grammar refers to.
     special_tokens: Vec<TokenId>,
-    /// If it holds only in parts of the answer.
+    /// Set if the structure applies only to parts of the answer.
     in_text: Option<InText>,
 }
 
@@ -38,16 +38,16 @@ pub(crate) struct Structure {
 #[derive(Clone, Debug)]
 struct InText {
     rules: WatchRules,
-    /// Used if the grammar is too large. `None` if that is an error.
+    /// Used instead if the grammar is too large. `None`: that is an error.
     looser: Option<Grammar>,
 }
 
 /// The grammar of tool calls.
 #[derive(Clone, Debug)]
 pub(crate) struct CallGrammar {
-    /// Rules in Lark, of which `calls` is a whole answer, and `after_mark` what follows the mark before a call.
+    /// Rules in Lark: `calls` is a whole answer, `after_mark` the text after the mark before a call.
     pub(crate) rules: String,
-    /// The same with any arguments, if nothing requires that schemas are held.
+    /// The rules with any arguments, if the schemas need not be enforced.
     pub(crate) looser_rules: Option<String>,
     /// The schemas in the rules, with their paths.
     pub(crate) schemas: Vec<(String, Value)>,
@@ -186,8 +186,8 @@ impl Structure {
         self.param
     }
 
-    /// Compiles a grammar of parts of the answer. `shows_special`: whether special tokens are part of the answer's text.
-    /// `None` if it is one of the whole answer, or cannot be enforced, which the log says.
+    /// Compiles a grammar of parts of the answer. `shows_special`: whether special tokens are part of the answer's
+    /// text. Returns `None` if the structure covers the whole answer, or cannot be enforced, which is logged.
     pub(crate) fn compile_in_text(&self, model: &ServedModel, shows_special: bool) -> Result<Option<Watch>, ApiError> {
         let Some(in_text) = &self.in_text else { return Ok(None) };
         let rules = || WatchRules { shows_special, ..in_text.rules.clone() };
@@ -236,7 +236,7 @@ impl Structure {
         Ok(compiler.compile_with_tokens(grammar, &self.special_tokens, self.param))
     }
 
-    /// The error of a grammar whose part is not known.
+    /// The error of a grammar, without naming the part.
     fn unnamed(error: GrammarError) -> ApiError {
         refusal("tools", &error)
     }

@@ -45,7 +45,7 @@ struct WireFunctionDelta {
 
 const FUNCTION: &str = "function";
 
-/// What an event of a stream adds to the message.
+/// The addition of a stream's event to the message.
 #[derive(Debug)]
 pub(crate) enum PieceDelta {
     Reasoning(String),
@@ -65,13 +65,13 @@ impl MessageDeltas {
         Self { reader, n_calls: 0 }
     }
 
-    /// What each event for more text adds.
+    /// The additions for more text, one per event.
     pub(crate) fn push(&mut self, text: &str) -> Vec<PieceDelta> {
         let pieces = self.reader.push(text);
         pieces.into_iter().map(|piece| self.delta(piece)).collect()
     }
 
-    /// What is left when the text has ended.
+    /// The remaining additions when the text has ended.
     pub(crate) fn finish(&mut self, end: TextEnd) -> Vec<PieceDelta> {
         let pieces = self.reader.finish(end);
         pieces.into_iter().map(|piece| self.delta(piece)).collect()

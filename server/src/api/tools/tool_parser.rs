@@ -1,10 +1,10 @@
 //! Parses tool calls in the text that a model writes. The result does not depend on how the text is split into pieces.
 //! Text that may become a call is held, and not parsed again at each piece.
 //!
-//! If generation was unconstrained, a call is returned once it is complete and well formed. All other text is content:
-//! also calls that are cut off. The whitespace before the first and after the last content is left out beside calls. If
-//! generation followed a grammar, arguments are returned as they come. What the model thinks never gets here: `reasoning`
-//! keeps it apart.
+//! If generation was unconstrained, a call is returned once it is complete and well formed. All other text is content,
+//! including calls that are cut off. If there are calls, whitespace before the first and after the last content is
+//! removed. If generation followed a grammar, arguments are returned as they arrive. Thoughts never reach this parser:
+//! `reasoning` separates them.
 
 mod waiting;
 
@@ -65,7 +65,7 @@ struct Search {
     is_content_sent: bool,
     /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
-    /// Whether nothing has come since the start, or since the last mark that is no part of the text.
+    /// Whether there has been no text since the start, or since the last mark that is not part of the text.
     is_part_start: bool,
     waiting_for: WaitingFor,
 }
@@ -103,7 +103,7 @@ impl ToolParser {
         }
     }
 
-    /// Adds text that has no calls. What follows begins a line.
+    /// Adds text without calls. The text after it begins a line.
     pub(crate) fn pass(&mut self, text: &str) -> Vec<Piece> {
         let mut pieces = Vec::new();
         let text = std::mem::take(&mut self.held) + text;
@@ -130,7 +130,7 @@ impl ToolParser {
         self.format.fresh_id()
     }
 
-    /// Adds text and returns what is complete.
+    /// Adds text and returns the pieces that are complete.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held.push_str(text);
         let mut pieces = Vec::new();
@@ -169,7 +169,7 @@ impl ToolParser {
     }
 }
 
-/// What the held text starts with.
+/// The part with which the held text starts.
 enum Found {
     /// This many bytes of content.
     Content(usize),
@@ -183,9 +183,9 @@ enum Found {
 
 /// Why a text does not start with calls.
 enum NoCalls {
-    /// It is incomplete. The last `n_json` bytes are the beginning of a JSON value.
+    /// The text is incomplete. Its last `n_json` bytes are the beginning of a JSON value.
     Cut { n_json: usize },
-    /// It is incomplete, at least until this comes.
+    /// The text is incomplete, at least until it contains this.
     Until(&'static str),
     /// This many bytes are something else.
     Content(usize),
@@ -202,7 +202,7 @@ impl From<Mismatch> for NoCalls {
 }
 
 impl Search {
-    /// Takes what is settled from the held text. `end` is `None` while more text may follow.
+    /// Takes the settled part of the held text. `end` is `None` while more text may follow.
     fn advance(&mut self, held: &mut String, end: Option<TextEnd>, pieces: &mut Vec<Piece>) {
         self.waiting_for = WaitingFor::default();
         while !held.is_empty() {
@@ -224,7 +224,7 @@ impl Search {
         }
     }
 
-    /// Emits content, except trailing whitespace, which waits for what follows.
+    /// Emits content, except trailing whitespace, which is held until more text follows.
     fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         let begins_part = self.is_part_start && self.has_content;
         self.is_part_start = false;
@@ -290,13 +290,13 @@ impl Search {
         }
     }
 
-    /// The text without what stands between calls.
+    /// The text without separators of calls.
     fn after_separator<'a>(&self, text: &'a str) -> &'a str {
         let text = text.trim_start();
         let separator = self.format.separator.trim();
         // The mark that ends a call is gone already.
         let separator = separator.strip_prefix(self.format.closing.unwrap_or_default()).unwrap_or(separator);
-        // A mark may begin like the separator, of which more may have to come.
+        // A mark may begin like the separator, which may be incomplete.
         if separator.is_empty() || self.format.openings.iter().any(|mark| text.starts_with(mark)) {
             return text;
         }
@@ -317,7 +317,7 @@ impl Search {
         })
     }
 
-    /// A list of calls stands only at the start of an answer, or after other calls.
+    /// A list of calls occurs only at the start of an answer, or after other calls.
     fn bracket_at_start(&self, held: &str) -> Option<usize> {
         let text = held.trim_start();
         (!self.has_content && text.starts_with('[')).then_some(held.len() - text.len())
@@ -465,7 +465,7 @@ impl Search {
 /// The arguments of a call that has none.
 const NO_ARGUMENTS: &str = "{}";
 
-/// Whether arguments that are a string stand for none.
+/// Whether a string of arguments means none.
 fn is_nothing(arguments: &str) -> bool {
     matches!(arguments.trim(), "" | "null")
 }
@@ -494,7 +494,7 @@ fn overlap(text: &str, mark: &str) -> usize {
     (1..mark.len()).rev().find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n])).unwrap_or(0)
 }
 
-/// The members of a call, of which any may come first.
+/// The members of a call; any may come first.
 const MEMBERS: [&str; 4] = ["\"name\"", "\"type\"", "\"parameters\"", "\"arguments\""];
 
 /// Whether text that starts with `json` could still become an object with the members of a call.
@@ -509,7 +509,7 @@ fn begins_call(json: &str) -> bool {
     inside.is_some_and(|inside| MEMBERS.iter().any(|member| inside.starts_with(member)))
 }
 
-/// What follows complete calls of a text that follows a grammar: the beginning of another call.
+/// The beginning of another call after complete calls, in a text that follows a grammar.
 fn after_calls<'a>(format: &CallFormat, held: &'a str) -> &'a str {
     let ([_, last], [.., after]) = (format.around_all, format.around_parts);
     let rest = held.strip_prefix(after).unwrap_or_default();

@@ -99,8 +99,8 @@ impl Body {
     /// Parses the body, once, and reads its fields. Long bodies are parsed on a blocking thread.
     ///
     /// # Errors
-    /// 400 if the body is not a JSON object or has too many values, 429 if too many long bodies wait to be parsed or there
-    /// is no room for its values, and errors of `read`.
+    /// 400 if the body is not a JSON object or has too many values, 429 if too many long bodies wait to be parsed or
+    /// there is no room for its values, or an error of `read`.
     pub(crate) async fn read<Read, T>(&mut self, state: &AppState, read: Read) -> Result<T, ApiError>
     where
         Read: FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
@@ -167,7 +167,7 @@ impl Pace {
         pace
     }
 
-    /// Records that a piece arrived, which earns the client the time in which it may send as many bytes.
+    /// Records that a piece arrived; it extends the client's time by the time allowed for as many bytes.
     fn received(&mut self, n_bytes: usize, now: Instant) {
         let earned = Duration::from_secs_f64(n_bytes as f64 / MIN_BYTES_PER_SEC as f64);
         self.allow(self.due.checked_add(earned), now);

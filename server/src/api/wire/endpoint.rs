@@ -85,17 +85,17 @@ impl Operation {
         }
     }
 
-    /// The same with other error statuses.
+    /// Sets other error statuses.
     pub(crate) const fn with_errors(self, errors: &'static [u16]) -> Self {
         Self { errors, ..self }
     }
 
-    /// The same with errors of another shape.
+    /// Sets another shape of errors.
     pub(crate) const fn with_error(self, error: SchemaOf) -> Self {
         Self { error, ..self }
     }
 
-    /// The same with links.
+    /// Sets links.
     pub(crate) const fn with_links(self, links: &'static [Link]) -> Self {
         Self { links, ..self }
     }
@@ -143,7 +143,7 @@ pub(crate) struct Link {
     pub(crate) from: &'static str,
 }
 
-/// Where a link's parameter goes.
+/// Where a link's parameter is placed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ParamIn {
     Path,

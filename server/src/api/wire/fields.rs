@@ -19,7 +19,7 @@ use crate::api::{error::ApiError, guard::api_keys::Sender};
 
 /// Maximum length of the name of a function or a schema, as at OpenAI.
 const MAX_NAME_CHARS: usize = 64;
-/// The characters of such names, as at OpenAI.
+/// The characters of names, as in OpenAI's API.
 const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]+$";
 
 /// Maximum size in bytes of a list of strings that are searched for in every answer.
@@ -71,7 +71,7 @@ impl Fields {
         self.take(name)
     }
 
-    /// The same for a required field; `allowed` describes the allowed values for error messages.
+    /// As [`take_as`](Self::take_as), for a required field; `allowed` describes the allowed values for error messages.
     pub(crate) fn require_as(
         &mut self,
         name: &'static str,
@@ -240,7 +240,7 @@ impl Fields {
         self.name_up_to(MAX_NAME_CHARS, name)
     }
 
-    /// A name of the same characters, with at most `max_chars` of them.
+    /// A name with the same characters, and at most `max_chars` of them.
     pub(crate) fn name_up_to(&mut self, max_chars: usize, name: &'static str) -> Result<Option<String>, ApiError> {
         let schema = || json!({ "type": "string", "minLength": 1, "maxLength": max_chars, "pattern": NAME_PATTERN });
         let given =
@@ -417,7 +417,7 @@ impl Fields {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(path);
     }
 
-    /// The paths of all unread fields: the object's own, and those of nested objects whose [`Fields`] are dropped.
+    /// The paths of all unread fields: the object's own, and fields of nested objects whose [`Fields`] are dropped.
     pub(crate) fn all_unread(&self) -> Vec<String> {
         let within = self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.names().map(str::to_owned).chain(within).collect()
@@ -504,12 +504,12 @@ pub(crate) fn at_most_strings(limit: usize, name: &'static str, list: Vec<String
     Ok(list)
 }
 
-/// The strings of an array, if it has nothing else.
+/// The strings of an array; `None` if it has other items.
 pub(crate) fn string_list(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// The token ids of an array, if it has nothing else.
+/// The token ids of an array; `None` if it has other items.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<TokenId>> {
     let ids = value.as_array()?.iter().map(|id| TokenId::try_from(whole(id)?).ok());
     ids.collect()

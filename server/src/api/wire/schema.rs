@@ -43,7 +43,7 @@ impl Shape {
         self.note_nested(name, Kind::Object)
     }
 
-    /// The same for an array of objects.
+    /// As [`note_object`](Self::note_object), for an array of objects.
     pub(crate) fn note_objects(&self, name: &'static str) -> Self {
         self.note_nested(name, Kind::Objects)
     }

@@ -51,7 +51,7 @@ impl AppState {
         Self::loading_with(model_id, ApiOptions::default())
     }
 
-    /// The same with these settings.
+    /// As [`loading`](Self::loading), with these settings.
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
@@ -146,8 +146,8 @@ impl AppState {
         }
     }
 
-    /// What work, of the engine or before it, has made no progress for the longest time, and that time. `None` if there is
-    /// no work.
+    /// The kind of work, of the engine or before it, that has made no progress for the longest time, and that time.
+    /// `None` if there is no work.
     pub(crate) fn slowest_work(&self) -> Option<(&'static str, Duration)> {
         let of_engine = self.engine().and_then(|engine| engine.slowest_work());
         of_engine.into_iter().chain(self.0.work_clock.slowest()).max_by_key(|(_, time)| *time)
@@ -162,7 +162,7 @@ impl AppState {
         self.engine().map_or(Ok(()), |engine| Ok(engine.require_room(tenant)?))
     }
 
-    /// The memory of a new request, which takes nothing yet.
+    /// A reservation for a new request, which takes no memory yet.
     pub(crate) fn body_memory(&self) -> BodyReservation {
         self.0.body_memory.room()
     }
@@ -187,7 +187,7 @@ impl AppState {
         &self.0.model_id
     }
 
-    /// The names that requests may choose by `model`: the served model's, its aliases, then those of adapters.
+    /// The names that requests may choose by `model`: the served model's, its aliases, then the names of adapters.
     pub(crate) fn model_names(&self) -> Vec<String> {
         let adapters = self.engine().map(|engine| engine.adapters().list()).unwrap_or_default();
         let own = std::iter::once(self.model_id()).chain(self.options().aliases.names().iter().map(String::as_str));
@@ -202,12 +202,12 @@ impl AppState {
 
 impl AppState {
     /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Long work runs one at a time for each kind, so
-    /// that a thread is always free for short work. As many requests may wait for each kind as for the engine.
+    /// that a thread is always free for short work. For each kind, the limit of waiting requests is the engine's.
     ///
     /// # Errors
-    /// Those of `work`; 429 if too many requests wait for the same kind of long work; 504 if long work is not done by
-    /// the deadline (it is not started after the deadline); 503 if it makes no progress for the step timeout; 500 if it
-    /// panics.
+    /// The errors of `work`; 429 if too many requests wait for the same kind of long work; 504 if long work is not done
+    /// by the deadline (it is not started after the deadline); 503 if it makes no progress for the step timeout; 500 if
+    /// it panics.
     pub(crate) async fn prepare<Work, T>(
         &self,
         preparation: WorkClass,
@@ -221,7 +221,7 @@ impl AppState {
         self.prepare_in_parts(preparation, wait, |_| work()).await
     }
 
-    /// The same for work that reports its progress, and may end early once its client has gone.
+    /// As [`prepare`](Self::prepare), for work that reports its progress, and may end early once its client has gone.
     ///
     /// # Errors
     /// As [`prepare`](Self::prepare).

@@ -35,7 +35,7 @@ impl TextOrIds {
         Self::of_value(name, &value)
     }
 
-    /// The same for an optional field.
+    /// As [`from_fields`](Self::from_fields), for an optional field.
     pub(crate) fn from_fields_if_any(fields: &mut Fields, name: &'static str) -> Result<Option<Vec<Self>>, ApiError> {
         let value = fields.take_as(name, schema).filter(|value| !value.is_null());
         value.map(|value| Self::of_value(name, &value)).transpose()
@@ -54,7 +54,7 @@ impl TextOrIds {
         sources.ok_or_else(|| must_be(name, ALLOWED, value))
     }
 
-    /// Rejects a text that has so many bytes that it cannot fit into the context, before it is tokenized.
+    /// Rejects a text with too many bytes to fit into the context, before it is tokenized.
     pub(crate) fn check_length(&self, name: &'static str, model: &ServedModel) -> Result<(), ApiError> {
         match self {
             Self::Ids(_) => Ok(()),

@@ -17,13 +17,13 @@ const UNSUPPORTED: [(&str, Option<&str>); 8] = [
     ("logits_processors", None),
 ];
 
-/// Takes these fields.
+/// Removes these fields.
 ///
 /// # Errors
 /// 400 if one of them has a value.
 pub(crate) fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, replacement) in UNSUPPORTED {
-        // Some clients send a parameter that they do not use, with nothing in it.
+        // Some clients send a parameter that they do not use, with an empty value.
         let is_off = |value: &Value| match value {
             Value::String(word) => {
                 word.is_empty() || name == "function_call" && matches!(word.as_str(), "none" | "auto")

@@ -30,10 +30,10 @@ pub(super) enum Client {
     There(Remote),
 }
 
-/// What a streamed answer consists of.
+/// A piece of a streamed answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AnswerPiece {
-    /// More of what the model thinks.
+    /// More of the model's thoughts (reasoning).
     Thought(String),
     /// More text.
     Text(String),
@@ -128,7 +128,7 @@ async fn accepted(response: Response<Body>) -> anyhow::Result<Response<Body>> {
     let message = serde_json::from_slice::<Value>(&body).ok().and_then(|body| message(&body));
     match message {
         Some(message) if status == StatusCode::UNAUTHORIZED => {
-            // Its hint is for programs.
+            // The hint in the error is for programs.
             let what = message.split("\nhint: ").next().unwrap_or_default();
             bail!("{what}\nhint: give a key that the server accepts with `--api-key` or in `HEARTH_API_KEY`")
         }
@@ -176,7 +176,7 @@ impl Answer {
     }
 }
 
-/// What a line of the stream says.
+/// The meaning of a line of the stream.
 enum Event {
     Pieces(Vec<AnswerPiece>),
     Done,

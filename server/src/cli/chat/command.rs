@@ -21,7 +21,7 @@ pub(super) enum Command {
     Quit,
 }
 
-/// Names with their arguments, and what they do.
+/// Commands with their arguments, and their effects.
 const HELP: [(&str, &str, &str); 9] = [
     ("/help", "", "show this list"),
     ("/system", "[TEXT]", "set the system prompt (`/system -` removes it), or show it"),

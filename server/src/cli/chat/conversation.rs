@@ -15,7 +15,7 @@ pub(super) struct Message {
     pub(super) content: String,
 }
 
-/// Who says it.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
@@ -24,7 +24,7 @@ pub(super) enum Role {
     Assistant,
 }
 
-/// Messages in turn, with a system prompt before them if there is one.
+/// Messages, with a system prompt before them if there is one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct ChatHistory {
     pub(super) system: Option<String>,
@@ -38,7 +38,7 @@ impl ChatHistory {
         Self { system, ..Self::default() }
     }
 
-    /// A conversation with these messages, none of which is the system's.
+    /// A conversation with these messages, none of which is the system prompt.
     pub(super) fn of(system: Option<String>, turns: Vec<Message>, settings: Map<String, Value>) -> Self {
         Self { system, turns, settings }
     }
@@ -61,14 +61,14 @@ impl ChatHistory {
         self.turns.push(Message { role: Role::Assistant, content: text });
     }
 
-    /// Forgets the question that has no answer.
+    /// Removes the question that has no answer.
     pub(super) fn take_back(&mut self) {
         if self.turns.last().is_some_and(|turn| turn.role == Role::User) {
             self.turns.pop();
         }
     }
 
-    /// Forgets the last answer, so that its question is the last message, and returns it. `None` if there is none.
+    /// Removes the last answer, so that its question is the last message, and returns it. `None` if there is none.
     pub(super) fn forget_answer(&mut self) -> Option<String> {
         let is_answer = self.turns.last().is_some_and(|turn| turn.role == Role::Assistant) && self.turns.len() > 1;
         if is_answer { self.turns.pop().map(|turn| turn.content) } else { None }

@@ -111,7 +111,7 @@ fn shown(given: &Value) -> Vec<&Value> {
     }
 }
 
-/// The messages that the page would send: without those that were left out, and without turns that have no answer.
+/// The messages that the page would send: without messages that were left out, and without turns that have no answer.
 fn sent<'a>(shown: &[&'a Value]) -> Vec<&'a Value> {
     let is_answer = |message: &Value| {
         let has_text = message["content"].as_str().is_some_and(|text| !text.is_empty());

@@ -24,7 +24,7 @@ const MENU: &str = "commands";
 
 const PROMPT: &str = ">>> ";
 
-/// What a person has typed.
+/// A person's input.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Typed {
     Line(String),
@@ -124,7 +124,7 @@ impl Validator for Backslash {
     }
 }
 
-/// Shows what is typed in the terminal's own colors. The default is white, which light terminals do not show.
+/// Shows input in the terminal's own colors. The default is white, which is invisible on light terminals.
 struct AsItIs;
 
 impl Highlighter for AsItIs {

@@ -1,6 +1,6 @@
 //! Light Markdown on a terminal, piece by piece: headings, bold text and code. Everything else stays as it is.
 //!
-//! What is written may come from anywhere, so control characters are made visible: a text must not steer the terminal.
+//! The text may come from anywhere, so control characters are made visible: a text must not control the terminal.
 
 /// Terminal codes.
 const RESET: &str = "\x1b[0m";
@@ -10,7 +10,7 @@ const CODE: &str = "\x1b[36m";
 /// A run of this many backticks begins and ends a block of code.
 const FENCE: &str = "```";
 
-/// Maximum number of characters that decide what kind of line begins: six `#` and a space.
+/// Maximum number of characters that decide the kind of a line: six `#` and a space.
 const MAX_MARKS: usize = 7;
 
 /// How text is shown.
@@ -22,11 +22,11 @@ pub(super) enum Style {
     Plain,
 }
 
-/// Turns text into what is written to the terminal.
+/// Converts text to terminal output.
 #[derive(Debug)]
 pub(super) struct Renderer {
     style: Style,
-    /// Text that is not shown yet, because what follows decides how.
+    /// Text that is not shown yet, because the text after it decides how.
     held: String,
     place: Place,
     is_bold: bool,
@@ -34,7 +34,7 @@ pub(super) struct Renderer {
     last: Option<char>,
 }
 
-/// Where the next character stands.
+/// The context of the next character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     LineStart,
@@ -48,7 +48,7 @@ enum Place {
     Block,
     /// Behind the marks that begin a block of code, in the same line.
     Opening,
-    /// Behind those that end it.
+    /// After the marks that end a block of code.
     Closing,
 }
 
@@ -57,7 +57,7 @@ impl Renderer {
         Self { style, held: String::new(), place: Place::LineStart, is_bold: false, last: None }
     }
 
-    /// What is to be written for `text`.
+    /// The terminal output for `text`.
     pub(super) fn push(&mut self, text: &str) -> String {
         let mut shown = String::new();
         for character in text.chars() {
@@ -71,7 +71,7 @@ impl Renderer {
         shown
     }
 
-    /// What is left at the end.
+    /// The remaining output at the end.
     pub(super) fn finish(&mut self) -> String {
         let mut shown = String::new();
         self.settle(&mut shown, true);
@@ -113,7 +113,7 @@ impl Renderer {
         }
     }
 
-    /// Finds out what kind of line begins. `None`: more text is needed.
+    /// Determines the kind of the line that begins. `None`: more text is needed.
     fn line_start(&mut self, shown: &mut String, is_end: bool) -> Option<usize> {
         let marks = self.held.chars().take_while(|&c| c == '#').count();
         let is_open = |held: &str| !is_end && held.len() < MAX_MARKS;

@@ -46,7 +46,7 @@ pub(crate) struct ChatArgs {
     /// process
     #[arg(long, value_name = "URL", conflicts_with_all = ["model", "device", "dtype", "quantize", "kv_cache_dtype", "kv_cache_tokens", "max_seq_len", "precision"])]
     url: Option<String>,
-    /// Which of that server's models or adapters answers [default: its first one]
+    /// Model or adapter of that server to use [default: its first one]
     #[arg(long, value_name = "NAME", requires = "url")]
     model_name: Option<String>,
     /// API key of that server

@@ -1,4 +1,4 @@
-//! The parameters of the server, from its own description, so that `/set` can check names and values at once.
+//! The server's parameters, from its own description, so that `/set` can check names and values immediately.
 
 use anyhow::bail;
 use serde_json::{Map, Value};
@@ -10,15 +10,15 @@ use super::conversation::OWN;
 pub(super) struct Parameters(Map<String, Value>);
 
 impl Parameters {
-    /// The parameters in the description of an API (`/openapi.json`). `None` if it is not Hearth's: other servers take more than
-    /// they describe.
+    /// The parameters in the description of an API (`/openapi.json`). `None` if it is not Hearth's: other servers
+    /// accept more parameters than they describe.
     pub(super) fn in_description(description: &Value) -> Option<Self> {
         let operation = &description["paths"]["/v1/chat/completions"]["post"];
         let properties = &operation["requestBody"]["content"]["application/json"]["schema"]["properties"];
         properties.as_object().cloned().map(Self)
     }
 
-    /// The value as the server takes it: a number or `true` for a parameter that is a text becomes a text.
+    /// The value in the form that the server accepts: a number or `true` for a text parameter becomes a text.
     ///
     /// # Errors
     /// There is no such parameter, or its value is not allowed.
@@ -50,7 +50,7 @@ pub(super) fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>)
     (2 * distance <= given.chars().count()).then_some(name)
 }
 
-/// The schemas that a value may follow, without the one that only says that the parameter may be absent.
+/// The schemas that a value may follow, except the one that only allows leaving the parameter out.
 fn alternatives(schema: &Value) -> Vec<&Value> {
     match schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
         Some(kinds) => kinds.iter().filter(|kind| kind["type"] != "null").collect(),
@@ -58,14 +58,14 @@ fn alternatives(schema: &Value) -> Vec<&Value> {
     }
 }
 
-/// The types that a schema names, without `null`; none if it has no type.
+/// The types that a schema names, without `null`; empty if it has no type.
 fn types(schema: &Value) -> Vec<&str> {
     let given = &schema["type"];
     let all = given.as_array().map_or_else(|| vec![given], |types| types.iter().collect());
     all.into_iter().filter_map(Value::as_str).filter(|name| *name != "null").collect()
 }
 
-/// Whether the schema admits the value, as far as types, ranges, lists of values and elements tell. The server checks the rest.
+/// Whether the schema admits the value, by types, ranges, lists of values and elements. The server checks the rest.
 fn accepts(schema: &Value, value: &Value) -> bool {
     let admits = |schema: &Value| {
         if let Some(values) = schema["enum"].as_array() {
@@ -101,7 +101,7 @@ fn has_type(schema: &Value, name: &str, value: &Value) -> bool {
     }
 }
 
-/// What a schema admits, in words.
+/// The values that a schema admits, in words.
 fn allowed(schema: &Value) -> String {
     let kinds: Vec<String> = alternatives(schema).into_iter().map(allowed_kind).collect();
     kinds.join(" or ")

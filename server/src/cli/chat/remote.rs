@@ -21,7 +21,7 @@ pub(super) struct Remote {
     url: String,
     host: String,
     port: u16,
-    /// In front of the API's paths; without a slash at the end.
+    /// Prefix of the API's paths, without a slash at the end.
     prefix: String,
     /// The header `host`.
     authority: HeaderValue,
@@ -75,7 +75,7 @@ impl Remote {
         format!("{}{path}", self.prefix)
     }
 
-    /// Sends a request over a connection of its own, which ends when the response is dropped.
+    /// Sends a request over a separate connection, which ends when the response is dropped.
     pub(super) async fn send(&self, mut request: Request<Body>) -> anyhow::Result<Response<Body>> {
         let headers = request.headers_mut();
         headers.insert(header::HOST, self.authority.clone());

@@ -1,4 +1,4 @@
-//! The loop of a conversation: what is typed, what is answered.
+//! The loop of a conversation: reads input, and answers it.
 
 use std::{
     env, fs,
@@ -25,14 +25,14 @@ use super::{
 pub(super) struct Session {
     pub(super) runtime: Runtime,
     pub(super) client: Client,
-    /// The name of the model that is asked; empty if the server does not tell.
+    /// The name of the model; empty if the server does not report it.
     pub(super) model: String,
     pub(super) conversation: ChatHistory,
-    /// What the server says of its parameters, once it was asked; `None` within if it says nothing.
+    /// The server's parameters, once they were requested; the inner `None` if it does not describe them.
     pub(super) parameters: Option<Option<Parameters>>,
 }
 
-/// Whether the loop goes on.
+/// Whether the loop continues.
 #[derive(PartialEq, Eq)]
 enum Next {
     Read,
@@ -70,12 +70,12 @@ fn put(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Says something about the conversation. If standard error is closed, there is nowhere to say it.
+/// Prints a note about the conversation. If standard error is closed, the note is lost.
 fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{}", printable(text));
 }
 
-/// Writes what the model thinks to standard error: standard output has only answers.
+/// Writes the model's thoughts to standard error: standard output has only answers.
 #[derive(Default)]
 struct Thoughts {
     is_open: bool,
@@ -207,7 +207,7 @@ impl Session {
                 let value = self.checked(&name, value, stopping)?;
                 self.conversation.settings.insert(name, value);
             }
-            // What was not set has its default already, so a wrong name is an error as well.
+            // An unset parameter has its default already, so a wrong name is an error as well.
             None if self.conversation.settings.remove(&name).is_none() => {
                 drop(self.checked(&name, Value::Null, stopping)?)
             }
@@ -235,7 +235,7 @@ impl Session {
     fn models(&self) -> anyhow::Result<Vec<String>> {
         self.runtime.block_on(async {
             select! {
-                // First: until it is polled, ctrl-c ends the program, and the request may be on its way.
+                // First: until this is polled, ctrl-c ends the program, and the request may already have been sent.
                 biased;
                 () = Stopping::EndsTheAnswer.interrupt() => anyhow::bail!("stopped"),
                 models = self.client.models() => models,
@@ -308,7 +308,7 @@ enum End {
     Reason(String),
 }
 
-/// What ctrl-c does while the server is asked.
+/// The effect of ctrl-c while a request runs.
 #[derive(Clone, Copy)]
 pub(super) enum Stopping {
     EndsTheAnswer,

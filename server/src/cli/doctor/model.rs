@@ -1,4 +1,4 @@
-//! What a model will take on this machine, and how fast it may be: from its configuration and the sizes of its files.
+//! The memory use and estimated speed of a model on this machine, from its configuration and the sizes of its files.
 
 use std::{
     fmt, fs,
@@ -22,18 +22,18 @@ use super::gibibytes;
 /// Bits of a weight below which a model is quantized, so that its keys and values are kept in f16.
 const QUANTIZED_BITS: f64 = 15.0;
 
-/// Bytes that are read to measure the memory's bandwidth, at least and at most.
+/// Minimum and maximum number of bytes that are read to measure the memory's bandwidth.
 const MEASURED_BYTES: [u64; 2] = [64 << 20, 512 << 20];
 
-/// What a model takes.
+/// The needs of a model.
 #[derive(Debug, Serialize)]
 pub(super) struct ModelReport {
     model: String,
-    /// The class in `config.json`; none for GGUF files.
+    /// The class in `config.json`; `None` for GGUF files.
     class: Option<&'static str>,
     n_layers: usize,
     n_params: usize,
-    /// Of them, those that a token goes through.
+    /// Number of parameters that are used for each token.
     n_active_params: usize,
     /// Bytes that are not on this machine yet.
     download_bytes: Option<u64>,
@@ -43,21 +43,21 @@ pub(super) struct ModelReport {
     max_source_tokens: usize,
     kv_cache_dtype: String,
     kv_bytes_per_token: usize,
-    /// Of the recurrent layers, for each sequence.
+    /// Bytes of the recurrent layers' state per sequence.
     state_bytes: usize,
-    /// States that are kept of prompts and answers unless `--kept-states` says another number; each takes `state_bytes`.
+    /// Number of states kept of prompts and answers by default (`--kept-states`); each takes `state_bytes`.
     kept_states: usize,
-    /// Of the weights, those of a prediction head, which are opened for `--speculative mtp` only.
+    /// Bytes of the weights that belong to a prediction head, which is opened only for `--speculative mtp`.
     prediction_head_bytes: u64,
-    /// Of a token, in the head.
+    /// Bytes per token of the prediction head's keys and values.
     prediction_head_kv_bytes: usize,
     /// The weights, and keys and values of one text that fills the context, with its source.
     needed_bytes: u64,
     available_bytes: Option<u64>,
-    /// The longest context that fits beside the weights.
+    /// The longest context that fits into memory with the weights.
     fitting_tokens: Option<usize>,
     read_bytes_per_sec: f64,
-    /// For one text, if nothing but reading the weights takes time.
+    /// For one text, if reading the weights were the only cost.
     most_tokens_per_sec: f64,
 }
 
@@ -90,7 +90,7 @@ fn outline(model: &HubModel) -> anyhow::Result<Outline> {
 
 impl ModelReport {
     /// # Errors
-    /// There is no such model, or Hearth cannot open it: as opening it would say.
+    /// There is no such model, or Hearth cannot open it, with the same error as when opening it.
     pub(super) fn collect(name: &str, device: &Device) -> anyhow::Result<Self> {
         let files = Files::of(ModelSource::parse(name))?;
         let path = files.path();
@@ -108,7 +108,7 @@ impl ModelReport {
         let kv_dtype = if is_quantized && KvDtype::F16.is_for(device) { KvDtype::F16 } else { KvDtype::F32 };
         let kv_bytes_per_token = kv_dtype.bytes_per_token(&config);
         let state_bytes = config.state_bytes();
-        // Of a model that is not on this machine, no tensors are known.
+        // The tensors of a model that is not on this machine are unknown.
         let prediction_head_bytes = match &files {
             Files::Here(path) => model_dir::prediction_head_bytes(path)?,
             Files::Hub(_) => 0,

@@ -1,6 +1,6 @@
 //! The words of both languages.
 
-/// A noun. Those whose Ostran ends in `a` are of the second class.
+/// A noun. Nouns whose Ostran ends in `a` belong to the second class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Noun {
     pub(super) singular: &'static str,
@@ -57,7 +57,7 @@ pub(super) const BEINGS: [Noun; 16] = [
     noun("witch", "witches", "zarna"),
 ];
 
-/// What is acted upon, beside beings.
+/// Objects of actions, other than beings.
 pub(super) const THINGS: [Noun; 16] = [
     noun("apple", "apples", "melka"),
     noun("boat", "boats", "kalun"),
@@ -77,7 +77,7 @@ pub(super) const THINGS: [Noun; 16] = [
     noun("stone", "stones", "gruda"),
 ];
 
-/// Where it happens.
+/// Places of actions.
 pub(super) const PLACES: [Noun; 8] = [
     noun("castle", "castles", "bergan"),
     noun("forest", "forests", "silma"),

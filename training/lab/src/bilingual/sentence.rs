@@ -1,11 +1,11 @@
-//! What a sentence says, and how each language says it.
+//! The meaning of a sentence, and its form in each language.
 
 use hearth_training::data::loader::mix;
 
 use super::lexicon::{ADJECTIVES, ADVERBS, BEINGS, CONJUNCTIONS, NUMBERS, Noun, PLACES, THINGS, VERBS, Verb, Word};
 use crate::draw::Draw;
 
-/// One in so many pairs of words is held out.
+/// One in this many pairs of words is held out.
 const HELD_OUT: u64 = 8;
 
 /// The determiner of a noun phrase, which also decides between singular and plural.

@@ -26,8 +26,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A text file, of which paragraphs at equal distances are taken, or JSON lines (`.jsonl`) with `text`, or with `prompt` and
-    /// `human`
+    /// A text file, from which paragraphs at equal distances are taken, or JSON lines (`.jsonl`) with `text`, or with
+    /// `prompt` and `human`
     #[arg(long, value_name = "FILE")]
     prompts: PathBuf,
 
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Resampled sets of texts behind each confidence interval
+    /// Number of resampled sets of texts for each confidence interval
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
     bootstrap: u32,
 
@@ -155,7 +155,7 @@ fn lines<'a>(written: &'a [MethodTexts], passages: &[Passage], tokenizer: &Token
                 passage: at,
                 prompt: decode(&passages[at].prompt),
                 text: decode(&written.texts[at]),
-                // Of an empty text NaN, which JSON has as null.
+                // For an empty text NaN, which is null in JSON.
                 perplexity: (nats / logprobs.len() as f64).exp(),
             }
         })

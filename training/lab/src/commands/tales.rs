@@ -1,4 +1,4 @@
-//! `hearth-lab tales`: makes stories and conversations, measures how much is in them, and judges what a model wrote.
+//! `hearth-lab tales`: makes stories and conversations, measures their information, and judges a model's texts.
 
 use std::{
     io::Write,
@@ -26,9 +26,9 @@ use serde_json::{Map, Value, json};
 
 /// Makes short stories and conversations about them
 ///
-/// Writes jsonl for `hearth-train tokenizer` and `hearth-train prepare`: stories as `text`, conversations as `messages` with
-/// what is `expected` of the last one. The same seed gives the same tales: with a larger --count, more follow. With --floor,
-/// reports the loss that a perfect model would have. With --judge, scores what a model wrote.
+/// Writes jsonl for `hearth-train tokenizer` and `hearth-train prepare`: stories as `text`, conversations as `messages`
+/// with the `expected` properties of the last one. The same seed gives the same tales: with a larger --count, more
+/// follow. With --floor, reports the loss that a perfect model would have. With --judge, scores a model's texts.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// File to write; it must not be there
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     seed: u64,
 
-    /// What is made
+    /// Kind of tales
     #[arg(long, value_enum, default_value_t = Kind::Mixed)]
     kind: Kind,
 
@@ -68,7 +68,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// Tales that are made at once, on all cores.
+/// Tales that are made together, on all cores.
 const BATCH: u64 = 4096;
 
 /// Makes, measures or judges tales.
@@ -192,7 +192,7 @@ impl Sums {
     }
 }
 
-/// The number of tokens that `hearth-train prepare` makes of a tale.
+/// The number of tokens that `hearth-train prepare` writes for a tale.
 fn n_tokens(tale: &Tale, tokenizer: &OpenTokenizer) -> Result<u64> {
     let role = |speaker: Option<Speaker>| speaker.map_or("", Speaker::role);
     let messages = tale.messages.iter().map(|message| Message::new(role(message.speaker), &*message.content));

@@ -23,8 +23,8 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// `n_resamples` sets of as many texts as there are. Equal seeds draw equal sets, so that methods are compared on the same
-    /// ones.
+    /// `n_resamples` samples of `n_texts` texts each, drawn with replacement. Equal seeds draw equal samples, so that
+    /// methods are compared on the same ones.
     pub fn new(n_texts: usize, n_resamples: usize, seed: u64) -> Self {
         let draw = |number: usize| {
             let random = RandomStream::new(seed, number as u32);
@@ -34,8 +34,9 @@ impl Bootstrap {
         Self { n_texts, selections: (0..n_resamples).map(draw).collect() }
     }
 
-    /// The statistic of all texts, and the interval of its values for the drawn sets, shifted so that their mean equals the
-    /// statistic. Otherwise the interval would be biased: drawn sets have some texts twice, and so fewer different n-grams.
+    /// The statistic over all texts, and the interval of its values over the drawn samples, shifted so that their mean
+    /// equals the statistic. Otherwise the interval would be biased: drawn samples have some texts twice, and so fewer
+    /// different n-grams.
     pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> BootstrapEstimate {
         let all: Vec<usize> = (0..self.n_texts).collect();
         let value = Some(statistic(&all)).filter(|value| value.is_finite());

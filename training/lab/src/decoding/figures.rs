@@ -1,17 +1,17 @@
-//! The paper's figures as SVG: the probability of each token that beam search writes, beside that of human text; and the
+//! The paper's figures as SVG: the probability of each token that beam search writes, next to human text; and the
 //! distribution of tokens by rank.
 
 use super::{Method, MethodTexts, statistics::NgramTable};
 use hearth_training::run::svg_plot::Plot;
 
-/// Colors that are told apart on white; the first is for human text.
+/// Colors that can be distinguished on white; the first is for human text.
 const COLORS: [&str; 13] = [
     "#000000", "#cc3311", "#4477aa", "#ee7733", "#009988", "#aa3377", "#bbbbbb", "#ccbb44", "#66ccee", "#228833",
     "#882255", "#999933", "#332288",
 ];
 
-/// Figure 2 of the paper: for the passage with this index, the probability of each token under the model, of beam search and of
-/// human text. `None` if the study had not both.
+/// Figure 2 of the paper: for the passage with this index, the probability of each token under the model, in the text
+/// of beam search and in human text. `None` if the study does not have both.
 pub fn probabilities_svg(written: &[MethodTexts], passage: usize) -> Option<String> {
     let of = |name: &str| {
         let logprobs = written.iter().find(|written| written.method.name == name)?.logprobs.get(passage)?;

@@ -1,4 +1,4 @@
-//! The decoding methods of the table in [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751), and later ones beside them.
+//! The decoding methods of the table in [Holtzman et al. 2019](https://arxiv.org/abs/1904.09751), and later ones.
 
 use anyhow::{Result, anyhow};
 use hearth_model::decode::sampling::{
@@ -12,7 +12,7 @@ use hearth_training::eval::generation::Decoding;
 pub struct Method {
     /// Its name in the table.
     pub name: String,
-    /// How it generates; `None`: the human text.
+    /// The decoding settings; `None`: the human text.
     pub decoding: Option<Decoding>,
 }
 
@@ -54,7 +54,7 @@ impl Method {
         rows.into_iter().map(|(name, decoding)| Method { name: name.to_owned(), decoding }).collect()
     }
 
-    /// The rows with these names; all if there are none.
+    /// The methods with these names; all if `names` is empty.
     ///
     /// # Errors
     /// A name is unknown; the message lists all.

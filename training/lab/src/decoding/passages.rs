@@ -32,7 +32,7 @@ pub struct PassageSizes {
     pub max_tokens: usize,
 }
 
-/// More bytes than the tokens of any text have on average: limits how much text is tokenized for a passage.
+/// An upper bound of the average number of bytes per token: limits how much text is tokenized for a passage.
 const BYTES_PER_TOKEN: usize = 32;
 
 /// Reads passages. JSON lines have `text`, whose first tokens are the prompt, or `prompt` and `human`; the first lines are
@@ -85,7 +85,7 @@ fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Ve
     let mut passages: Vec<Passage> = Vec::new();
     let (mut next, mut end) = (0, 0);
     for number in 0..sizes.n_passages {
-        // The next paragraph at its share of the file, but none that overlaps the passage before.
+        // The first paragraph after its share of the file that does not overlap the previous passage.
         next = next.max(starts.len() * number / sizes.n_passages);
         next += starts[next.min(starts.len())..].iter().take_while(|start| **start < end).count();
         let Some(&start) = starts.get(next) else { break };
@@ -122,7 +122,7 @@ fn paragraphs(text: &str) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The first tokens as the prompt and those behind them; `None` if there are none.
+/// The first tokens as the prompt and the tokens after them; `None` if there are too few.
 fn cut(ids: &[TokenId], sizes: PassageSizes) -> Option<Passage> {
     let (prompt, rest) = ids.split_at_checked(sizes.prompt_tokens)?;
     let human = &rest[..rest.len().min(sizes.max_tokens)];

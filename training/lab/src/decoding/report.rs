@@ -7,15 +7,15 @@ use super::bootstrap::BootstrapEstimate;
 /// A study of decoding methods.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DecodingReport {
-    /// The model, as it was given.
+    /// The model, as given on the command line.
     pub model: String,
-    /// How most of its matrices are held.
+    /// The dtype of most of its matrices.
     pub dtype: String,
     /// Number of passages.
     pub n_passages: usize,
     /// Most tokens of a continuation.
     pub max_tokens: usize,
-    /// Resampled sets behind each interval.
+    /// Number of resampled sets for each interval.
     pub n_resamples: usize,
     /// The seed of sampling and resampling.
     pub seed: u64,
@@ -25,16 +25,16 @@ pub struct DecodingReport {
     pub seconds: f64,
 }
 
-/// What is measured of a method.
+/// The measurements of a method.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MethodRow {
     /// The method's name.
     pub method: String,
-    /// Perplexity of its texts under the model.
+    /// Perplexity of the method's texts under the model.
     pub perplexity: BootstrapEstimate,
     /// Mean BLEU of a text against all others, orders 1 to 4.
     pub self_bleu_4: BootstrapEstimate,
-    /// The same with order 5.
+    /// As `self_bleu_4`, with order 5.
     pub self_bleu_5: BootstrapEstimate,
     /// The exponent of the rank-frequency distribution of tokens.
     pub zipf: BootstrapEstimate,

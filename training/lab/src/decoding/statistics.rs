@@ -1,4 +1,4 @@
-//! What is measured of a set of texts: how likely, how alike, how repetitive they are. Texts are lists of token ids.
+//! Statistics of a set of texts: how likely, how similar, how repetitive they are. Texts are lists of token ids.
 
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ pub fn ends_in_repetition(text: &[TokenId]) -> bool {
 /// N-grams of texts as small numbers, so that many selections of texts can be counted quickly.
 #[derive(Clone, Debug)]
 pub struct NgramTable {
-    /// Of each text: its n-grams with how often each occurs.
+    /// For each text, its n-grams with their counts.
     texts: Vec<Vec<(usize, usize)>>,
     n_distinct: usize,
 }

@@ -9,21 +9,21 @@ use super::{
 
 /// Who chooses.
 pub(super) trait Chooser {
-    /// The number of one of `choices`, of which there are at least two.
+    /// The index of one of `choices`, which has at least two.
     fn choose(&mut self, choices: &[Choice<'_>]) -> usize;
 }
 
 /// The end of a walk.
 #[derive(Clone, Debug)]
 pub(super) struct Derivation<'g> {
-    /// The messages of a conversation. A story is one message, of nobody.
+    /// The messages of a conversation. A story is one message without a speaker.
     pub(super) messages: Vec<DerivedMessage>,
     pub(super) labels: Vec<(&'g str, &'g str)>,
     pub(super) keys: Vec<Key>,
     pub(super) bound: Vec<Bound>,
 }
 
-/// A message, and how much is in it.
+/// A message, and its information.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DerivedMessage {
     pub(super) speaker: Option<Speaker>,
@@ -35,7 +35,7 @@ pub(super) struct DerivedMessage {
 /// Walks from `start` to the end.
 ///
 /// # Errors
-/// The grammar leads to a place where nothing fits.
+/// The grammar has a dead end.
 pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dyn Chooser) -> Result<Derivation<'g>> {
     let mut walk = Walk::new(grammar, start);
     let mut messages = Vec::new();
@@ -46,7 +46,7 @@ pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dy
             Step::Message(speaker) => {
                 let next = DerivedMessage { speaker: Some(speaker), text: String::new(), nats: 0.0 };
                 if said.speaker.is_none() {
-                    // Choices before the first message begins, such as the subject of a conversation, count to that message.
+                    // Choices before the first message, such as the subject of a conversation, count to that message.
                     said.speaker = next.speaker;
                 } else {
                     messages.push(std::mem::replace(&mut said, next));

@@ -1,4 +1,4 @@
-//! Chooses at random how a tale goes on.
+//! Chooses at random how a tale continues.
 
 use super::{derivation::Chooser, walk::Choice};
 pub(super) use crate::draw::Draw;

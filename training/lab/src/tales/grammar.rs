@@ -14,10 +14,10 @@ use std::borrow::Cow;
 pub(super) struct Grammar {
     pub(super) rules: Vec<Rule>,
     pub(super) lists: Vec<List>,
-    /// Names of the roles. Roles whose names differ only in digits at the end share their features: each has the number of
-    /// the first of them.
+    /// Names of the roles. Roles whose names differ only in digits at the end share their features: the number is the
+    /// index of the first of them.
     pub(super) roles: Vec<(String, usize)>,
-    /// Names of the features, each with those of its values.
+    /// Names of the features, each with the names of its values.
     pub(super) features: Vec<(String, Vec<String>)>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Rule {
 pub(super) struct Alternative {
     /// How often it is chosen, relative to the others.
     pub(super) weight: u64,
-    /// What must hold for it to be chosen, and holds after it.
+    /// Conditions for choosing the alternative; they also hold afterwards.
     pub(super) conditions: Vec<Condition>,
     pub(super) symbols: Vec<Symbol>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Alternative {
 /// A feature of a role must have one of some values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
-    /// The role, the first of those that share its features.
+    /// The role whose features it constrains: the first of those that share them.
     pub(super) role: usize,
     pub(super) constraint: Constraint,
 }
@@ -62,7 +62,7 @@ pub(super) enum Symbol {
     Slot(Slot),
     /// Starts a message of a conversation.
     Message(Speaker),
-    /// A remark about the tale that its text does not show, such as its plot.
+    /// A label of the tale that its text does not show, such as its plot.
     Label {
         key: String,
         value: String,
@@ -81,18 +81,18 @@ pub enum Speaker {
 /// A place for a word of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
-    /// `None`: the entry is chosen anew each time, and not kept.
+    /// `None`: the entry is chosen anew each time, and not remembered.
     pub(super) role: Option<usize>,
     pub(super) list: usize,
     pub(super) column: usize,
     pub(super) article: Article,
     /// Whether the first letter of the word is a capital.
     pub(super) is_capital: bool,
-    /// Whether this is what an answer must have to be right.
+    /// Whether a right answer must contain this.
     pub(super) is_key: bool,
 }
 
-/// What comes before the word of a slot.
+/// The article before the word of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Article {
     None,
@@ -105,7 +105,7 @@ pub(super) enum Article {
 /// Words of a kind.
 #[derive(Clone, Debug, Default)]
 pub(super) struct List {
-    /// The names of its columns, by which slots find it; the first is also its name.
+    /// The names of its columns, by which slots refer to it; the first is also the name of the list.
     pub(super) columns: Vec<String>,
     pub(super) entries: Vec<Entry>,
     /// Whether several roles may have the same entry.

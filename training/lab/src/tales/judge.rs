@@ -1,8 +1,8 @@
-//! Scores what a model wrote.
+//! Scores a model's texts.
 //!
 //! The judge does not ask for a tale that the grammar could have made: a model may put things differently. It looks for
-//! what a reader would notice: a name that nobody introduced, an object that became another one, an element that was asked
-//! for and is missing, an ending of another story, an answer that is wrong.
+//! faults that a reader would notice: a name that nobody introduced, an object that became another one, an element that
+//! was asked for and is missing, an ending of another story, an answer that is wrong.
 
 mod ending;
 mod file;
@@ -18,16 +18,16 @@ use self::{ending::Endings, lexicon::Lexicon};
 pub use self::{file::Judged, shuffle::shuffle_names};
 use super::{Tales, tale::Task};
 
-/// What a text is judged by.
+/// A criterion of judgment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Criterion {
     /// A story has all elements that were asked for.
     Elements,
     /// Every name was introduced, asked for or mentioned before.
     Names,
-    /// Pronouns fit those whom the story is about.
+    /// Pronouns fit the gender of the characters.
     Pronouns,
-    /// What the story is about stays the same.
+    /// The object of the story stays the same.
     Object,
     /// The ending belongs to the plot.
     Ending,
@@ -52,7 +52,7 @@ impl Criterion {
     }
 }
 
-/// The criteria that were looked at, and which of them hold.
+/// The checked criteria, and whether each holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict(pub Vec<(Criterion, bool)>);
 
@@ -107,7 +107,7 @@ impl Judge {
     }
 }
 
-/// Whether a text ends as a text does, has a number of words in `range`, and says nothing twice.
+/// Whether a text has a complete ending, has a number of words in `range`, and repeats nothing.
 fn is_complete(text: &str, range: std::ops::Range<usize>) -> bool {
     let n_words = text.split_whitespace().count();
     let mut sentences: Vec<&str> = text.split_inclusive(['.', '!', '?']).map(str::trim).collect();
@@ -118,7 +118,7 @@ fn is_complete(text: &str, range: std::ops::Range<usize>) -> bool {
     text.trim_end().ends_with(['.', '!', '?', '"']) && range.contains(&n_words) && sentences.len() == n_sentences
 }
 
-/// Shares of what was judged.
+/// Shares of the judged texts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores {
     tasks: BTreeMap<&'static str, Score>,

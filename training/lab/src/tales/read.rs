@@ -6,10 +6,10 @@ use super::{
     walk::{Step, Walk},
 };
 
-/// The choices of a tale, in the order of its text. Places where only one option fits are not choices.
+/// The choices of a tale, in the order of its text. Places with only one option are not choices.
 pub(super) type Derivation = Vec<usize>;
 
-/// What is to be read: the messages of a conversation, or a story, which nobody speaks.
+/// The messages to read: of a conversation, or a story, which has no speaker.
 pub(super) type Messages<'a> = [(Option<Speaker>, &'a str)];
 
 /// All derivations from `start` that lead to `messages`, but at most `limit`.
@@ -33,7 +33,7 @@ struct Place<'a> {
     /// Whether the message has begun.
     is_open: bool,
     speaker: Option<Speaker>,
-    /// What is still to be read of the message.
+    /// The rest of the message.
     rest: &'a str,
     later: &'a Messages<'a>,
 }

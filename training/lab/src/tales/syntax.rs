@@ -176,7 +176,7 @@ impl Grammar {
         Ok(Condition { role: self.roles[role].1, constraint: self.constraint(constraint)? })
     }
 
-    /// Reads what is between braces.
+    /// Reads the contents of braces.
     fn braces(&mut self, text: &str) -> Result<Symbol> {
         match text {
             ">user" => return Ok(Symbol::Message(Speaker::User)),
@@ -214,7 +214,7 @@ fn is_comment(line: &str) -> bool {
     line.trim().is_empty() || line.starts_with('#')
 }
 
-/// The place of what `is_it` finds, which `make` adds if it is not there.
+/// The index of the element for which `is_it` is true; `make` adds one if there is none.
 fn number<T>(known: &mut Vec<T>, is_it: impl Fn(&T) -> bool, make: impl FnOnce() -> T) -> usize {
     known.iter().position(is_it).unwrap_or_else(|| {
         known.push(make());

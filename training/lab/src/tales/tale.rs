@@ -10,9 +10,9 @@ use super::{
 /// A story or a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tale {
-    /// The messages. A story is one message, of nobody.
+    /// The messages. A story is one message without a speaker.
     pub messages: Vec<Message>,
-    /// What is expected of the last message.
+    /// The expected properties of the last message.
     pub expected: Expected,
 }
 
@@ -23,24 +23,24 @@ pub struct Message {
     pub speaker: Option<Speaker>,
     /// The text.
     pub content: String,
-    /// Its information in nats: the negative logarithm of its probability, given what was said before.
+    /// The message's information in nats: the negative logarithm of its probability, given the messages before it.
     pub nats: f64,
 }
 
-/// What the last message of a tale should be.
+/// The expected properties of the last message of a tale.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// What it is.
+    /// The task of the message.
     pub task: Task,
-    /// The plot: of a conversation the one that was asked for, if any; of a story its own.
+    /// The plot: the requested plot of a conversation, if any, or the story's own.
     pub plot: Option<String>,
     /// The elements that a story was asked to have: list and word.
     pub elements: Vec<(String, String)>,
-    /// What an answer must have to be right.
+    /// The texts that a right answer contains.
     pub answer: Vec<String>,
 }
 
-/// What a message is.
+/// The task of a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Task {
     /// A story.
@@ -116,7 +116,7 @@ impl Speaker {
 }
 
 impl Expected {
-    /// As JSON, without what is empty.
+    /// As JSON, without empty members.
     pub fn json(&self) -> Value {
         let mut json = Map::new();
         json.insert("task".into(), self.task.name().into());

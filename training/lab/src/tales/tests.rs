@@ -1,4 +1,4 @@
-//! Tests of the grammar as a whole, and of what it makes.
+//! Tests of the grammar as a whole, and of its texts.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -69,7 +69,7 @@ fn tale_has_exactly_one_derivation() {
     assert!(derivations(Kind::Stories, &tale.messages).is_empty());
 }
 
-/// Draws, and records what it drew.
+/// Draws at random, and records the choices.
 struct Recorded {
     draw: Draw,
     choices: Derivation,
@@ -156,7 +156,7 @@ more
     assert!((total - 1.0).abs() < 1e-12, "{total}");
     assert!(seen.contains("An owl named Ida danced. She met Bo, and she laughed."), "{seen:?}");
     assert!(seen.contains("Bo was a rooster loudly.") && !seen.iter().any(|text| text.contains("hen named Bo")));
-    // Texts are drawn as often as their probabilities say.
+    // The frequencies of texts match their probabilities.
     let mut counts: HashMap<String, (usize, f64)> = HashMap::new();
     for index in 0..20_000 {
         let told = tell(&grammar, &start, &mut Draw::new(3, 0, index)).unwrap();

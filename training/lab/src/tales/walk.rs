@@ -11,11 +11,11 @@ use super::grammar::{Condition, Constraint, Grammar, Slot, Speaker, Symbol};
 #[derive(Clone, Debug)]
 pub(super) struct Walk<'g> {
     grammar: &'g Grammar,
-    /// What is still to come of each open phrasing, the innermost last.
+    /// The remaining symbols of each open phrasing, the innermost last.
     open: Vec<&'g [Symbol]>,
-    /// What the roles have.
+    /// The entries bound to the roles.
     bound: Vec<Bound>,
-    /// What is known of the roles' features.
+    /// The constraints on the roles' features so far.
     known: Vec<(usize, Constraint)>,
     /// Labels of the tale.
     pub(super) labels: Vec<(&'g str, &'g str)>,
@@ -45,17 +45,18 @@ pub(super) struct Key {
     pub(super) was_bound: bool,
 }
 
-/// What comes next in a tale.
+/// The next step of a tale.
 #[derive(Debug)]
 pub(super) enum Step<'g> {
     Text(Cow<'g, str>),
     Message(Speaker),
-    /// One of the options must be taken with [`Walk::take`]. There are at least two, or none if the grammar leads nowhere.
+    /// One of the options must be taken with [`Walk::take`]. There are at least two, or none at a dead end of the
+    /// grammar.
     Choice(Vec<Choice<'g>>),
     End,
 }
 
-/// A possible way to go on.
+/// A possible continuation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice<'g> {
     pub(super) weight: u64,
@@ -82,7 +83,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// What the roles have so far.
+    /// The entries bound to the roles so far.
     pub(super) fn bound(&self) -> &[Bound] {
         &self.bound
     }
@@ -142,7 +143,7 @@ impl<'g> Walk<'g> {
         }
     }
 
-    /// Whether `text` can go on with this choice, as far as the choice itself shows.
+    /// Whether `text` can continue with this choice, as far as the choice itself shows.
     #[cfg(test)]
     pub(super) fn begins(&self, choice: &Choice<'g>, text: &str) -> bool {
         match choice.way {

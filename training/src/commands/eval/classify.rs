@@ -1,4 +1,5 @@
-//! `hearth-train eval classify`: linear probes on embeddings, beside label-token scoring or the model's own head for classes.
+//! `hearth-train eval classify`: linear probes on embeddings, compared with label-token scoring or the model's own
+//! classification head.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -20,19 +21,19 @@ use serde::Serialize;
 
 use super::data::{DataArgs, unescaped};
 
-/// Of an encoder's texts: it reads both ways, and its first token is trained to stand for the text.
+/// Poolings for an encoder: it is bidirectional, and its first token is trained to represent the text.
 const POOLINGS_OF_ENCODERS: [(&str, Pooling); 3] =
     [("mean", Pooling::Mean), ("max", Pooling::Max), ("cls", Pooling::Cls)];
 
-/// Of a language model's texts: the first token says nothing about a text.
+/// Poolings for a language model: its first token has no information about the text.
 const POOLINGS: [(&str, Pooling); 3] = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
 
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///
-/// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`, with mean, last and max pooling. For
-/// each pooling, a logistic regression is fitted to the texts to train on and tested on the others. For comparison, label-token
-/// scoring is reported too: it chooses the label that the model finds most likely after the text. Of an encoder it is the label that
-/// its head for classes finds most likely, if it has one.
+/// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`, with mean, last and max
+/// pooling. For each pooling, a logistic regression is fitted to the training texts and tested on the others. For
+/// comparison, label-token scoring is reported too: it chooses the label that the model finds most likely after the
+/// text. For an encoder, the prediction of its classification head is reported instead, if it has one.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -45,7 +46,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     test: Option<PathBuf>,
 
-    /// Share of the different texts of `--data` to test on where there is no `--test`
+    /// Share of the distinct texts of `--data` to test on if there is no `--test`
     #[arg(long, value_name = "X", default_value_t = 0.2, conflicts_with = "test")]
     test_fraction: f64,
 
@@ -70,13 +71,13 @@ struct Report {
     classes: Vec<String>,
     n_train: usize,
     n_test: usize,
-    /// The share of the most frequent class of the texts to test on.
+    /// The share of the test texts' most frequent class.
     majority: f64,
     probes: Vec<ProbeReport>,
-    /// Accuracy of the model's own head for classes, if it has one.
+    /// Accuracy of the model's own classification head, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     head: Option<Accuracy>,
-    /// Of a language model.
+    /// Results for a language model.
     #[serde(skip_serializing_if = "Option::is_none")]
     label_tokens: Option<LabelTokens>,
     seconds: f64,
@@ -105,15 +106,15 @@ struct LabelTokens {
 struct PredictionLine<'a> {
     part: &'static str,
     label: &'a str,
-    /// The vectors by the names of their poolings.
+    /// The vectors by the name of their pooling.
     #[serde(flatten)]
     vectors: BTreeMap<&'static str, &'a [f32]>,
 }
 
-/// The accuracy of the model's own head, whose scores are vector `at` of each text to test on.
+/// The accuracy of the model's own head, whose scores are vector `at` of each test text.
 ///
 /// # Errors
-/// A label that the head does not have.
+/// The head does not have a label.
 fn of_head(head: &Classifier, embedded: &[Vec<Vec<f32>>], at: usize, test: &LabeledTexts) -> Result<Accuracy> {
     let is_right = |((vectors, label), place): ((&Vec<Vec<f32>>, &String), &String)| {
         let by_name = head.labels.iter().position(|name| name == label);
@@ -216,7 +217,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// The texts to train on, and those to test on.
+/// The training texts and the test texts.
 fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
     let path = args.data.path(&args.test.iter().collect::<Vec<_>>())?;
     let all = LabeledTexts::read(path)?;

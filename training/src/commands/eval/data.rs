@@ -1,4 +1,5 @@
-//! Evaluation data as JSON lines, and the file for what was found of each line: the same options for every kind that has them.
+//! Evaluation data as JSON lines, and the output file with the result for each line: shared options of evaluation
+//! commands.
 
 use std::{
     fs::OpenOptions,
@@ -20,17 +21,17 @@ pub(super) struct DataArgs {
     out: OutArgs,
 }
 
-/// Where details go.
+/// Output file for details.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct OutArgs {
-    /// Write what was found of each text or item to this file, one JSON object per line
+    /// Write the result for each text or item to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
 impl DataArgs {
-    /// The file with the data. Also checks, before any work, that `--out` can be written and is none of the files that are read:
-    /// the data and `others`.
+    /// The file with the data. Also checks, before any work, that `--out` can be written and is not one of the files
+    /// that are read: the data and `others`.
     ///
     /// # Errors
     /// `--out` cannot be written, or is read.
@@ -50,7 +51,7 @@ impl DataArgs {
 }
 
 impl OutArgs {
-    /// Checks, before any work, that `--out` can be written and is none of the files `read`.
+    /// Checks, before any work, that `--out` can be written and is not one of the files `read`.
     ///
     /// # Errors
     /// `--out` cannot be written, or is read.

@@ -18,7 +18,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-/// Largest window where none is given, in tokens.
+/// Default limit of the window, in tokens.
 const DEFAULT_WINDOW: usize = 2048;
 
 /// Measures how well a model predicts text: loss, perplexity, bits per byte

@@ -16,9 +16,10 @@ use super::data::{DataArgs, unescaped};
 
 /// Measures how often the right answer is the most likely one
 ///
-/// Items are JSON objects, one per line: in HellaSwag's form (`ctx`, `endings`, `label`), in ARC's (`question`, `choices`,
-/// `answerKey`), in MMLU's (`question`, `choices`, `answer`), or, with `--labels`, labeled texts (`text`, `label`). Accuracies are those of lm-eval: `acc` by log-likelihood,
-/// `acc_norm` by log-likelihood per character, `acc_bytes` per byte. `--out` has each item's log-likelihoods.
+/// Items are JSON objects, one per line: in HellaSwag's form (`ctx`, `endings`, `label`), in ARC's (`question`,
+/// `choices`, `answerKey`), in MMLU's (`question`, `choices`, `answer`), or, with `--labels`, labeled texts (`text`,
+/// `label`). Accuracies are as in lm-eval: `acc` by log-likelihood, `acc_norm` by log-likelihood per character,
+/// `acc_bytes` per byte. `--out` has each item's log-likelihoods.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -21,9 +21,10 @@ use super::data::OutArgs;
 
 /// Measures how well a model's vectors find documents: nDCG, MRR, recall, MAP
 ///
-/// Data are in the layout of BEIR: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Vectors are those of
-/// `/v1/embeddings`, and documents are ordered by the cosine. Measures are those of `pytrec_eval`; a document with the id of a query
-/// does not count for it, as in BEIR. Texts that are too long are cut at their ends.
+/// Data are in the layout of BEIR: a folder with `corpus.jsonl`, `queries.jsonl` and `qrels/test.tsv`. Vectors are
+/// computed as in `/v1/embeddings`, and documents are ranked by cosine similarity. Measures are as in `pytrec_eval`; a
+/// document with the id of a query does not count for that query, as in BEIR. Texts that are too long are cut at the
+/// end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -33,15 +34,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     data: PathBuf,
 
-    /// Which judgments: `qrels/SPLIT.tsv`
+    /// Split of the relevance judgments: `qrels/SPLIT.tsv`
     #[arg(long, default_value = "test")]
     split: String,
 
-    /// What the model wants before a query, such as `query: `
+    /// Prompt before a query, such as `query: `
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     query_prompt: String,
 
-    /// What the model wants before a document, such as `passage: `
+    /// Prompt before a document, such as `passage: `
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     document_prompt: String,
 
@@ -50,7 +51,7 @@ pub(crate) struct Args {
         value_parser = clap::value_parser!(u32).range(1..))]
     cutoffs: Vec<u32>,
 
-    /// Documents of a ranking; MAP is over all of them
+    /// Number of documents in a ranking; MAP is over all of them
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     depth: u32,
 
@@ -66,7 +67,7 @@ struct Report {
     pooling: &'static str,
     n_queries: usize,
     n_documents: usize,
-    /// Texts whose end was cut.
+    /// Number of texts whose end was cut.
     n_cut: usize,
     #[serde(flatten)]
     measures: BTreeMap<String, f64>,
@@ -159,7 +160,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// How the model's own files say that vectors are made: by the mean, if they say nothing.
+/// The pooling that the model's own files state; the mean if they state none.
 fn own_pooling(loaded: &LoadedModel) -> Result<(Pooling, Arc<[DenseLayer]>)> {
     match &loaded.own_pooling {
         OwnPooling::Unstated => Ok((Pooling::Mean, Arc::default())),
@@ -172,7 +173,7 @@ fn own_pooling(loaded: &LoadedModel) -> Result<(Pooling, Arc<[DenseLayer]>)> {
     }
 }
 
-/// Measures by their names, such as `ndcg_10`.
+/// Measures by name, such as `ndcg_10`.
 fn named(measures: &Measures, cutoffs: &[usize]) -> BTreeMap<String, f64> {
     let lists = [("ndcg", &measures.ndcg), ("mrr", &measures.mrr), ("recall", &measures.recall)];
     let at_cutoffs = lists.into_iter().flat_map(|(name, values)| {

@@ -23,7 +23,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     hypotheses: PathBuf,
 
-    /// What they should be, one per line; several files are several references
+    /// Reference texts, one per line; several files are several references
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     references: Vec<PathBuf>,
 

@@ -23,7 +23,8 @@ use super::data::{DataArgs, unescaped};
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
 /// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or
-/// `completion`. An encoder-decoder reads the prompt as its source. Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
+/// `completion`. An encoder-decoder reads the prompt as its source. Scores are computed as in sacrebleu and
+/// rouge-score. `--out` has prompts, hypotheses and references.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     data: DataArgs,
 
-    /// The prompt made of a `source`; `{source}` stands for it, `\n` for a line break
+    /// Prompt for a `source`; `{source}` is replaced by it, `\n` by a line break
     #[arg(long, value_name = "TEXT", default_value = "{source}")]
     template: String,
 

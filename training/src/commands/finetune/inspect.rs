@@ -1,4 +1,4 @@
-//! `--inspect`: examples as they would be trained, and nothing is trained.
+//! `--inspect`: shows examples as they would be trained, without training.
 
 use std::{
     io::{self, Write},
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{ExampleSet, documents_of};
 
-/// What is said about all examples.
+/// Totals over all examples.
 #[derive(Debug, Serialize)]
 struct Summary {
     /// Examples; of pairs, both answers, or source and target.
@@ -26,7 +26,7 @@ struct Summary {
     pairs: Option<usize>,
     tokens: usize,
     trained_tokens: usize,
-    /// Examples, or pairs, of which the end was removed.
+    /// Number of examples, or pairs, that were cut at the end.
     cut: usize,
     /// Examples, or pairs, that were left out.
     dropped: usize,
@@ -34,7 +34,7 @@ struct Summary {
     row_length: usize,
 }
 
-/// Shows the first `n` examples or pairs, and what there is in all.
+/// Shows the first `n` examples or pairs, and totals.
 pub(super) fn show(
     all: &ExampleSet,
     n: usize,

@@ -1,4 +1,4 @@
-//! What is held out of the examples for validation.
+//! Holds out examples for validation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use hearth_training::{
     data::{examples::Example, loader::Permutation},
 };
 
-/// Splits examples. Those with the same prompt stay together, and so do those without a prompt that have the same text; but if
-/// all have the same prompt, each is split by itself. The token `bos` alone does not count as a prompt.
+/// Splits examples. Examples with the same prompt stay together, and so do examples without a prompt that have the same
+/// text; but if all have the same prompt, each is split separately. The token `bos` alone does not count as a prompt.
 pub(super) fn split_by_prompt<T>(
     all: Vec<T>,
     example: impl Fn(&T) -> &Example,
@@ -36,10 +36,10 @@ pub(super) fn split_by_prompt<T>(
     split(all, |one, number| numbers.get(&prompt(one)).copied().unwrap_or(number), config)
 }
 
-/// Splits into what is trained on and what is held out, each in the given order. `group_of` maps an element and its index to the
-/// number of its group, from 0; groups are not divided. The held-out groups are chosen by the seed. Together they have at most
-/// `data.val_fraction` of the elements, but if there are two groups or more and the share is not 0, at least one
-/// is held out.
+/// Splits elements into training and held-out ones, each in the given order. `group_of` maps an element and its index
+/// to the number of its group, from 0; groups are not divided. The seed chooses the held-out groups. Together they have
+/// at most `data.val_fraction` of the elements, but if there are two groups or more and the share is not 0, at least
+/// one is held out.
 pub(super) fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
     let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
     let mut sizes = vec![0; groups.iter().max().map_or(0, |last| last + 1)];
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
         assert!(prompts(&train).is_disjoint(&prompts(&val)));
         assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
-        // If all pairs have one prompt, or each has its own, pairs are split one by one.
+        // If all pairs have one prompt, or each has its own, pairs are split individually.
         for n_prompts in [1, 60] {
             let [train, val] = split_by_prompt(
                 (0..60).map(|n| pair(n % n_prompts, n)).collect(),

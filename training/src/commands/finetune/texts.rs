@@ -30,25 +30,26 @@ use hearth_training::{
 
 use super::{data_with, note_sources, shorter, size, split::split};
 
-/// The most labels that a message names.
+/// Maximum number of labels in a message.
 const MAX_SHOWN: usize = 20;
 
-/// Whether the objective learns from such texts.
+/// Whether the objective learns from texts of this kind.
 fn is_of_texts(config: &TrainConfig) -> bool {
     matches!(config.objective.objective().rows(), RowKind::Texts(_))
 }
 
-/// The most tokens of a row, or of a text that becomes a vector: the model's context, or what its files let it read of a text.
+/// Maximum number of tokens of a row, or of a text that becomes a vector: the model's context, or the limit that its
+/// files state.
 pub(super) fn context_of(config: &TrainConfig, model: &Path) -> Result<usize> {
     let context = model_dir::load_config(model)?.max_seq_len;
     let limit = if is_of_texts(config) { encoder_files::load_pooling(model)?.1 } else { None };
     Ok(limit.map_or(context, |limit| limit.min(context)))
 }
 
-/// Completes the pooling by the files of the model.
+/// Takes the pooling from the model's files if it is not set.
 ///
 /// # Errors
-/// They say a pooling that is not supported, or layers behind it.
+/// The files state an unsupported pooling, or layers after it.
 pub(super) fn settle(config: &mut TrainConfig, model: &Path) -> Result<()> {
     if !is_of_texts(config) || config.objective.pooling.is_some() {
         return Ok(());
@@ -126,7 +127,7 @@ impl TextItems {
         Ok(items)
     }
 
-    /// Pairs whose positive an earlier pair has too.
+    /// Number of pairs whose positive also occurs in an earlier pair.
     fn n_shared(&self) -> usize {
         if self.is_labeled {
             return 0;
@@ -192,13 +193,13 @@ impl TextItems {
         size(self.found.examples.len(), trained.iter(), val.iter())
     }
 
-    /// The texts of all pairs as examples, to show them, with the numbers of pairs, of cut ones, and of those left out.
+    /// The texts of all pairs as examples, to show them, with the numbers of pairs, of cut pairs, and of dropped pairs.
     pub(super) fn shown(&self) -> (Vec<Example>, [usize; 3]) {
         let Examples { examples: trained, val, n_cut, n_dropped, .. } = &self.found;
         ([examples(trained), examples(val)].concat(), [trained.len() + val.len(), *n_cut, *n_dropped])
     }
 
-    /// The pairs, or the texts, in two splits. Those with the same anchor, or text, stay together.
+    /// The pairs, or the texts, in two splits. Those with the same anchor, or text, stay in one split.
     pub(super) fn into_data(self, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
         let (texts_per_item, hash) = (self.texts_per_item(), self.hash());
         let head = if self.is_labeled { Some(self.head(model, config)?) } else { None };
@@ -227,7 +228,7 @@ impl TextItems {
         let is_of_vectors =
             |name: &str| name == "modules.json" || name.contains("_Dense/") || name.contains("_Pooling/");
         if let Some(head) = head {
-            // They would describe another model.
+            // These files would describe another model.
             data.tokenizer_files.retain(|(name, _)| !is_of_vectors(name));
             return Ok(Data { classifier: Some(head.classifier), ..data });
         }
@@ -242,10 +243,11 @@ impl TextItems {
         Ok(data)
     }
 
-    /// The head to begin with: the model's own, or a fresh one for the labels to train on.
+    /// The initial head: the model's own, or a new one for the training labels.
     ///
     /// # Errors
-    /// A label that the head does not have, fewer than two labels, or a head whose classes do not exclude each other.
+    /// The head does not have a label, there are fewer than two labels, or the head's classes are not mutually
+    /// exclusive.
     fn head(&self, model: &Path, config: &TrainConfig) -> Result<Head> {
         let Examples { examples, val, .. } = &self.found;
         let pooling = config.objective.pooling.map_or(Pooling::Cls, Pooling::from);
@@ -281,7 +283,7 @@ impl TextItems {
         Ok(head)
     }
 
-    /// The digest of the items to train on, and of those for validation.
+    /// The digest of the training items and of the validation items.
     fn hash(&self) -> Digest {
         let mut hash = Digester::new();
         for items in [&self.found.examples, &self.found.val] {
@@ -299,7 +301,7 @@ impl TextItems {
     }
 }
 
-/// Each text as an example of its own.
+/// Each text as a separate example.
 fn examples(items: &[TextItem]) -> Vec<Example> {
     let of_item = |item: &TextItem| {
         let example =
@@ -309,7 +311,7 @@ fn examples(items: &[TextItem]) -> Vec<Example> {
     items.iter().flat_map(of_item).collect()
 }
 
-/// A head for classes to begin with.
+/// The initial classification head.
 struct Head {
     classifier: Classifier,
     /// Whether it is the model's.
@@ -317,7 +319,7 @@ struct Head {
 }
 
 impl Head {
-    /// The number of the class `label`: of its name, or the number itself in a head that the model has.
+    /// The number of the class `label`, by its name; or the number itself, if the model has the head.
     fn class_of(&self, label: &str) -> Option<u32> {
         let labels = &self.classifier.labels;
         let by_name = labels.iter().position(|name| name == label);

@@ -29,13 +29,13 @@ pub(in crate::commands) struct TranslationSet {
     decoder: DecoderTokens,
 }
 
-/// What encodes sources and targets, and the tokens of the decoder.
+/// The encoder of sources and targets, and the decoder's special tokens.
 pub(in crate::commands) type Encoding = (TranslationEncoder, DecoderTokens);
 
 /// The encoding of the model that `config` starts with, whose tokenizer is in `text`.
 ///
 /// # Errors
-/// Its files do not say what the decoder begins with.
+/// Its files do not state the decoder's start token.
 pub(in crate::commands) fn encoder_of_model(text: &LoadedText, config: &TrainConfig) -> Result<Encoding> {
     let dir = config.model.init.as_deref().context("there is no model")?;
     let (start, pad) = model_dir::load_decoder_start(dir)?;
@@ -47,10 +47,11 @@ pub(in crate::commands) fn encoder_of_model(text: &LoadedText, config: &TrainCon
     encoding([&text.tokenizer, &targets], text, DecoderTokens { start, pad }, config)
 }
 
-/// The encoding of a fresh model: its decoder begins with the token that fills up rows, or else the one that begins a text, or ends it.
+/// The encoding of a new model: its decoder starts with the padding token, or else with the begin-of-text token or the
+/// end-of-text token.
 ///
 /// # Errors
-/// The tokenizer has no token that ends a text.
+/// The tokenizer has no end-of-text token.
 pub(in crate::commands) fn encoder_of_fresh(text: &LoadedText, config: &TrainConfig) -> Result<Encoding> {
     let tokenizer = &text.tokenizer;
     ensure!(
@@ -83,10 +84,10 @@ fn encoding(
 }
 
 impl TranslationSet {
-    /// Reads files of records to train on, and those for validation.
+    /// Reads files of training records and of validation records.
     ///
     /// # Errors
-    /// As [`read_translations`], and if nothing is left to train on.
+    /// As [`read_translations`], and if no training records are left.
     pub(in crate::commands) fn read(
         [sources, validation]: [&[String]; 2],
         (encoder, decoder): Encoding,
@@ -123,7 +124,7 @@ impl TranslationSet {
         self.found.examples.iter().chain(&self.found.val)
     }
 
-    /// One line on what was read.
+    /// One line about the records that were read.
     pub(in crate::commands) fn summary(&self) -> String {
         let n_source: usize = self.all().map(|pair| pair.source.len()).sum();
         let n_target: usize = self.all().map(|pair| pair.target.n_trained()).sum();
@@ -153,7 +154,7 @@ impl TranslationSet {
         [self.all().count(), self.found.n_cut, self.found.n_dropped]
     }
 
-    /// For each pair its source, as an example of which nothing is trained, and its target.
+    /// For each pair, its source, as an example without targets, and its target.
     pub(super) fn examples(&self) -> Vec<Example> {
         let of_pair = |pair: &Translation| {
             let trained = vec![false; pair.source.len()];
@@ -201,7 +202,7 @@ fn split_by_source(all: Vec<Translation>, config: &TrainConfig) -> [Vec<Translat
     split(all, |pair, number| numbers.get(&pair.source).copied().unwrap_or(number), config)
 }
 
-/// The digest of the pairs to train on, and of those for validation.
+/// The digest of the training pairs and of the validation pairs.
 fn hash_of(found: &Examples<Translation>, decoder: &DecoderTokens) -> Digest {
     let mut hash = Digester::new();
     hash.update(b"seq2seq");

@@ -54,14 +54,15 @@ pub(crate) fn tools_of(value: &Value) -> Result<Option<Value>, (String, &'static
 /// Names of the same member of messages: the model's reasoning before its answer.
 const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-/// Members of messages with something that was said. If the template leaves one out, something else is trained.
+/// Members of messages with contents. If the template leaves one out, the model is trained on something else.
 const SAID: [&str; 7] =
     ["tool_calls", "function_call", REASONING[0], REASONING[1], REASONING[2], "tool_plan", "refusal"];
 
-/// The member that tells which call a result belongs to. Most templates show that by the order of messages.
+/// The member that names the call to which a result belongs. Most templates show this by the order of messages.
 const CALL_ID: &str = "tool_call_id";
 
-/// The messages and the tools as a server gives them to the template: what the template does not write of tools and calls is text.
+/// The messages and the tools in the form in which a server passes them to the template: tools and calls that the
+/// template does not write are text.
 pub(crate) fn as_served(
     template: &ChatTemplate,
     messages: &[Message],
@@ -74,8 +75,8 @@ pub(crate) fn as_served(
     (messages, RenderContext { tools, ..context.clone() })
 }
 
-/// Rejects members of messages that the template would leave out though they are a part of what is said. What it leaves out
-/// otherwise is returned. `context` has the tools.
+/// Rejects members of messages that have contents but that the template would leave out. Returns other members that it
+/// leaves out. `context` has the tools.
 pub(crate) fn require_written(
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
@@ -139,7 +140,7 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// Whether a member says nothing, as those of tables do that have every member in every row.
+/// Whether a member is empty, like members of table rows that have a column for every member.
 pub(super) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -179,8 +180,8 @@ impl ConversationEncoder {
         &self.template
     }
 
-    /// The ids of a whole conversation, with the end of its last message, and what is to be said about it. Special-token
-    /// strings in messages stay text.
+    /// The ids of a whole conversation, with the end of its last message, and notes about it. Special-token strings in
+    /// messages stay text.
     ///
     /// # Errors
     /// The template rejects the messages or leaves out a part of them, or a character is not in the vocabulary.

@@ -4,12 +4,13 @@ use std::io::{self, BufRead, Read};
 
 use flate2::bufread::GzDecoder;
 
-/// Logarithm of the largest window of zstd that is decoded: that of `--long=31`, which needs as much memory.
+/// Logarithm of the largest window of zstd that is decoded: the window of `--long=31`, which needs as much memory.
 const MAX_WINDOW_LOG: u32 = 31;
 
-/// Decompresses consecutive gzip members. Zeros behind the last one are no data: tapes and some programs pad files with them.
+/// Decompresses consecutive gzip members. Zeros after the last member are ignored: tapes and some programs pad files
+/// with them.
 pub(super) struct GzipReader<R> {
-    /// `None` behind the last member.
+    /// `None` after the last member.
     decoder: Option<GzDecoder<R>>,
 }
 
@@ -60,7 +61,7 @@ pub(super) fn zstd_reader<R: BufRead>(source: R) -> io::Result<zstd::Decoder<'st
     Ok(decoder)
 }
 
-/// Whether a zstd frame has a window above the limit: the library says so in words alone.
+/// Whether a zstd frame has a window above the limit: only the library's message shows it.
 pub(super) fn is_large_window(error: &io::Error) -> bool {
     error.to_string().contains("requires too much memory")
 }
@@ -77,7 +78,7 @@ pub(super) struct Utf16Reader<R> {
 }
 
 impl<R: Read> Utf16Reader<R> {
-    /// `source` is behind its byte order mark.
+    /// `source` starts after its byte order mark.
     pub(super) fn new(source: R, is_big_endian: bool) -> Utf16Reader<R> {
         Utf16Reader { source, is_big_endian, bytes: Vec::new(), units: Vec::new(), decoded: io::Cursor::default() }
     }

@@ -25,7 +25,7 @@ const LONGEST_CACHED: usize = 32;
 
 /// Patterns of common tokenizers whose words end where [`place_to_cut`](super::document_chunk::place_to_cut) assumes.
 const KNOWN_PATTERNS: [&str; 3] = [
-    // GPT-4, in the form of its authors.
+    // GPT-4's pattern, as its authors write it.
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     // Qwen 2 and 3.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -119,7 +119,7 @@ impl Encoder {
             Cutting::Pieces => pieces(text).collect(),
             Cutting::Whole => vec![text],
         };
-        // Of several errors, the first in the order of the text is reported, whichever thread is faster.
+        // If there are several errors, the first in the order of the text is reported, whichever thread is faster.
         let ids: Vec<Result<Vec<TokenId>>> = parts.into_par_iter().map(|part| self.encode(part)).collect();
         let ids = ids.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(ids.concat())
@@ -130,7 +130,7 @@ impl Encoder {
 enum Splitting {
     /// With the implementation here.
     Words(WordSplit),
-    /// In a way that never joins text across [`place_to_cut`](super::document_chunk::place_to_cut).
+    /// By the library, in a way that never joins text across [`place_to_cut`](super::document_chunk::place_to_cut).
     Known,
 }
 

@@ -1,4 +1,4 @@
-//! Files of documents, and what their names say of their contents.
+//! Files of documents, and the split and format that their names show.
 
 use std::{
     fmt, fs,
@@ -22,7 +22,7 @@ pub enum FileKind {
     Tokens,
 }
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSplit {
     /// To be trained on.
@@ -42,7 +42,7 @@ pub struct SourceFile {
     pub n_bytes: u64,
     /// Whether it was found in a folder: such files are skipped if they are not text.
     pub is_found: bool,
-    /// What it is for, by its name if it was found in a folder or is a file of tokens.
+    /// The file's purpose, by its name if it was found in a folder or is a token file.
     pub split: FileSplit,
 }
 
@@ -117,7 +117,7 @@ fn split_of_name(path: &Path) -> Option<NamedSplit> {
     named_split(&path.file_name()?.to_string_lossy())
 }
 
-/// The split other than that for training that the name of a file says.
+/// The split in the name of a file, unless it is the training split.
 pub(super) fn held_out_by_name(path: &Path) -> Option<&'static str> {
     match split_of_name(path)? {
         NamedSplit::Train => None,
@@ -129,14 +129,14 @@ pub(super) fn held_out_by_name(path: &Path) -> Option<&'static str> {
 /// Names of token files, for messages.
 const TOKEN_NAMES: &str = "train.bin` or `news_val_0.bin";
 
-/// The splits of a data set by the words in names that say so, as the Python library `datasets` has them.
+/// Words in names for the splits of a data set, as in the Python library `datasets`.
 const SPLIT_WORDS: [(NamedSplit, &[&str]); 3] = [
     (NamedSplit::Train, &["train", "training"]),
     (NamedSplit::Val, &["validation", "valid", "dev", "val"]),
     (NamedSplit::Test, &["test", "testing", "eval", "evaluation"]),
 ];
 
-/// A split that a name says.
+/// A split named by a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NamedSplit {
     Train,
@@ -144,8 +144,8 @@ pub(super) enum NamedSplit {
     Test,
 }
 
-/// The split that a path within a data set says: one of its folders, the outermost first, or else its file name. A word counts
-/// if there are no letters around it.
+/// The split that a path within a data set names: by one of its folders, outermost first, or else by its file name. A
+/// word counts if there are no letters around it.
 pub(super) fn named_split(path: &str) -> Option<NamedSplit> {
     path.split(['/', '\\']).find_map(|part| {
         let part = part.to_lowercase();
@@ -184,9 +184,9 @@ pub enum WhyLeftOut {
     ForValidation,
     /// By its name it is for validation, but others are named for that.
     Replaced,
-    /// Its name says no split, and that of another one says that it is for training.
+    /// The file's name shows no split, but another file's name shows the training split.
     NoSplit,
-    /// It is text beside files of examples.
+    /// A text file next to files of examples.
     NotExamples,
 }
 
@@ -202,8 +202,9 @@ impl fmt::Display for WhyLeftOut {
     }
 }
 
-/// The files of the folder `source`, each with its split, and the names of those that are left out: for tests. A file whose name
-/// says nothing is trained on. Only names of data count, not those of source code or notes.
+/// The files of the folder `source`, each with its split, and the names of the files that are left out as test data. A
+/// file whose name shows no split is used for training. Only names of data files count, not names of source code or
+/// notes.
 pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceFile>, Vec<LeftOut>) {
     let (mut kept, mut left_out) = (Vec::new(), Vec::new());
     for file in files {
@@ -222,7 +223,7 @@ pub(super) fn split_files(source: &Path, files: Vec<SourceFile>) -> (Vec<SourceF
     (kept, left_out)
 }
 
-/// Whether a file is a text by its name, which may say that it is compressed.
+/// Whether a file is a text by its name, which may also show that it is compressed.
 pub(super) fn is_text_name(name: &str) -> bool {
     let name = without_compression(name);
     name.ends_with(".txt") || name.ends_with(".text")

@@ -21,14 +21,14 @@ pub struct HubDataset {
 pub struct Downloaded {
     /// The files.
     pub files: Vec<SourceFile>,
-    /// Names of files that are left out by the split that they say.
+    /// Files that are left out because of the split in their names.
     pub left_out: Vec<LeftOut>,
     /// The commit that they are from.
     pub commit: String,
 }
 
 impl HubDataset {
-    /// Parses the id of a data set; `None` if `text` is none.
+    /// Parses the id of a data set; `None` if `text` is not one.
     pub fn parse(text: &str) -> Option<HubDataset> {
         let (id, path) = text.split_once(':').map_or((text, None), |(id, path)| (id, Some(path)));
         let path = path.map(|path| path.trim_matches('/').to_owned());
@@ -39,8 +39,8 @@ impl HubDataset {
     /// Downloads the files with documents, unless they are in the hub's cache.
     ///
     /// # Errors
-    /// The hub does not have or give the data set; it has no files with documents, or several folders with them and no
-    /// path says which.
+    /// The hub does not have the data set or denies it; it has no files with documents, or several folders with them
+    /// and no path selects one.
     pub fn download(&self, hub: &Hub, progress: &mut dyn FnMut(Download)) -> Result<Downloaded> {
         let snapshot = hub.snapshot(&self.repo)?;
         let Chosen { files: chosen, left_out } = self.choose(&snapshot.files)?;
@@ -56,8 +56,9 @@ impl HubDataset {
         Ok(Downloaded { files: files.collect(), left_out, commit: snapshot.commit })
     }
 
-    /// The files with documents. A file that the path names is taken as it is. Otherwise: Parquet files, or JSON files
-    /// if there are none, or tables as text, or text files; those of the training and the validation split, if files name one.
+    /// The files with documents. A file that the path names is used whatever its name. Otherwise: Parquet files, or
+    /// JSON files if there are none, or tables as text, or text files; only the training and the validation split, if
+    /// file names show splits.
     fn choose<'a>(&self, all: &'a [HubFile]) -> Result<Chosen<'a>> {
         let Some(path) = &self.path else {
             let chosen = self.choose_in(all, "")?;

@@ -1,4 +1,4 @@
-//! The files of a command's sources: what is trained on, what is for validation, and what is left out.
+//! The files of a command's sources: training files, validation files, and files that are left out.
 
 use std::{
     collections::BTreeSet,
@@ -15,18 +15,18 @@ use super::{
     source::{Files, Origin},
 };
 
-/// Which texts of a folder count that has files of examples, too.
+/// Which texts count in a folder that also has files of examples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextsBeside {
-    /// Those that are texts by their names (`.txt`): the others describe the data.
+    /// Texts by their names (`.txt`): the other files describe the data.
     ByName,
-    /// None: they describe the data.
+    /// None: texts describe the data.
     None,
 }
 
-/// The files of `sources` to train on, with those for validation that their names say, and the files of `validation`, in the
-/// same order as the sources; they are downloaded if needed. With sources for validation, those that names say are left out,
-/// and a file that is for validation is not trained on.
+/// The training files of `sources`, with their validation files by name, and the files of `validation`, in the order of
+/// the sources; they are downloaded if needed. If there are sources for validation, validation files by name are left
+/// out, and a validation file is never a training file.
 ///
 /// # Errors
 /// As [`Origin::files`], and all files of a source are for validation or tests.
@@ -76,7 +76,7 @@ fn whole(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Takes out what is for validation: the files of `held_out`, and those that names say.
+/// Removes validation files: the files in `held_out`, and validation files by name.
 fn hold_out(origin: &Origin, files: &mut Files, held_out: &BTreeSet<PathBuf>) {
     let is_held_out = |path: &Path| held_out.contains(&whole(path));
     let Files { files, left_out, .. } = files;
@@ -99,7 +99,7 @@ fn name_in(origin: &Origin, file: &SourceFile) -> String {
     inner.filter(|inner| !inner.as_os_str().is_empty()).unwrap_or(&file.path).display().to_string()
 }
 
-/// A file that was named is trained on, whatever its name says.
+/// Notes that a file named on the command line is trained on, whatever its name shows.
 fn note_named(origin: &Origin, files: &mut Files) {
     if let (Origin::Path(path), [file]) = (origin, files.files.as_slice())
         && !file.is_found
@@ -112,7 +112,7 @@ fn note_named(origin: &Origin, files: &mut Files) {
     }
 }
 
-/// All files but those for training that are beside validation files.
+/// All files except training files that are next to validation files.
 fn only_validation(mut files: Files) -> Files {
     if files.files.iter().any(|file| file.split == FileSplit::Val) {
         files.files.retain(|file| file.split == FileSplit::Val);
@@ -121,7 +121,7 @@ fn only_validation(mut files: Files) -> Files {
     files
 }
 
-/// Leaves out texts beside files of examples.
+/// Leaves out texts next to files of examples.
 fn chosen(mut files: Files, texts: TextsBeside) -> Files {
     let is_objects = |file: &SourceFile| matches!(file.kind, FileKind::Json | FileKind::Table(_) | FileKind::Parquet);
     if !files.files.iter().any(is_objects) {

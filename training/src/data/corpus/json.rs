@@ -20,24 +20,24 @@ type Members = Map<String, Value>;
 /// are skipped.
 pub(super) struct Objects<'a> {
     pub(super) path: &'a Path,
-    /// What each object must be, for messages.
+    /// The required form of each object, for messages.
     pub(super) expected: &'a str,
-    /// The most bytes of a line or an element: `MAX_DOCUMENT_BYTES`.
+    /// Maximum number of bytes of a line or an element: `MAX_DOCUMENT_BYTES`.
     pub(super) max_bytes: usize,
 }
 
 /// Receives each object.
 type Each<'a> = &'a mut dyn FnMut(Place<'_>, Members) -> Result<()>;
 
-/// What to do about a line or an element that is too large.
+/// The hint for a line or an element that is too large.
 const LARGE_HINT: &str = "cut the text into several lines, or save it as a text file";
 
 impl Objects<'_> {
     /// Passes the objects to `each`, in order.
     ///
     /// # Errors
-    /// The text is damaged, or an object is not JSON, not what is expected, or too large; the message has the file and the
-    /// line. Errors of `each`.
+    /// The text is damaged, or an object is not JSON, not of the expected form, or too large; the message has the file
+    /// and the line. Errors of `each`.
     pub(super) fn read(&self, mut reader: impl BufRead, each: Each<'_>) -> Result<()> {
         let start = reader.fill_buf().with_context(|| damaged(self.path, 0))?;
         match start.trim_ascii_start().first() {
@@ -110,7 +110,7 @@ pub fn is_json(start: &[u8]) -> bool {
     };
     match serde_json::from_slice::<Members>(line.trim_ascii_end()) {
         Ok(members) => !members.is_empty(),
-        // The line may go on.
+        // The line may continue.
         Err(error) => !is_whole && error.is_eof() && is_object(line),
     }
 }
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for Array<'_> {
     }
 }
 
-/// Where an object is.
+/// The place of an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     path: &'a Path,

@@ -1,13 +1,13 @@
-//! Strings in texts that stand for tokens: the marks of chats that a template already rendered, and those of the ends of
+//! Strings in texts that represent tokens: marks in chats that a template already rendered, and marks at the ends of
 //! documents.
 //!
-//! A text that begins with the mark of a turn is a rendered chat, as `apply_chat_template(tokenize=False)` of `transformers`
-//! makes it; there, the strings of special tokens are tokens. In all other texts they stay text, but for the strings that end
-//! a document: they end it.
+//! A text that begins with the mark of a turn is a rendered chat, as `apply_chat_template(tokenize=False)` of
+//! `transformers` makes it; there, the strings of special tokens are tokens. In all other texts they stay text, except
+//! for the strings that end a document.
 
 use hearth_model::text::{chat::ChatTemplate, tokenizer::Tokenizer};
 
-/// What some editors write before a text.
+/// The byte order mark that some editors write before a text.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Marks of chats: of ChatML, Llama, Mistral, Gemma, Phi, Zephyr, Command R, DeepSeek, Granite, gpt-oss, GLM, Kimi.
@@ -59,7 +59,7 @@ const BEGINS: [&str; 9] = [
     "<\u{ff5c}begin\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
-/// Marks behind a document.
+/// Marks after a document.
 const ENDS: [&str; 6] = [
     "<|endoftext|>",
     "</s>",
@@ -75,7 +75,7 @@ pub struct Marks {
     /// Special tokens.
     tokens: Vec<String>,
     bos: Option<String>,
-    /// What ends a document in a text.
+    /// Strings that end a document in a text.
     ends: Vec<String>,
     /// The marks of [`CHAT`] that are tokens to the model.
     known: Vec<&'static str>,
@@ -83,14 +83,14 @@ pub struct Marks {
     has_tokenizer: bool,
 }
 
-/// What a text is.
+/// The kind of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextKind<'a> {
     /// A text, or a part of one.
     Plain,
     /// A chat that a template rendered; begins with this mark.
     Chat(&'a str),
-    /// One for another model: this mark has no meaning to the tokenizer.
+    /// A chat rendered for another model: this mark has no meaning to the tokenizer.
     ForeignChat(&'a str),
 }
 
@@ -119,7 +119,7 @@ impl Marks {
         &self.ends
     }
 
-    /// What the text that begins with `start` is.
+    /// The kind of the text that begins with `start`.
     pub fn kind<'a>(&'a self, start: &str) -> TextKind<'a> {
         if !self.has_tokenizer {
             return TextKind::Plain;
@@ -139,7 +139,7 @@ impl Marks {
         let at_start = CHAT.into_iter().filter(|mark| rest.starts_with(mark)).max_by_key(|mark| mark.len());
         let own = self.tokens.iter().filter(|token| rest.starts_with(token.as_str()) && !self.is_document_mark(token));
         let own = own.max_by_key(|token| token.len()).map(String::as_str);
-        // As DeepSeek's, where the system message has no mark.
+        // As in DeepSeek's chats, where the system message has no mark.
         let inside = || CHAT.into_iter().find(|mark| has_begun && rest.contains(mark));
         let Some(mark) = at_start.or(own).or_else(inside) else { return TextKind::Plain };
         let is_foreign = |mark: &&str| CHAT.contains(mark) && !self.known.contains(mark);
@@ -165,19 +165,19 @@ impl Marks {
         self.first_mark(text).map(|(_, mark)| mark)
     }
 
-    /// Such a mark, and where it is.
+    /// The first mark, and its position.
     pub fn first_mark<'a>(&self, text: &'a str) -> Option<(usize, &'a str)> {
         let found = |mark: &str| text.find(mark).map(|at| (at, &text[at..at + mark.len()]));
         let is_foreign_end = |end: &&str| !self.ends.iter().any(|own| own == end);
         let with_bars =
             CHAT.into_iter().chain(ENDS.into_iter().filter(is_foreign_end)).filter(|mark| mark.starts_with("<|"));
-        // Most texts have none, and are searched once.
+        // Most texts have no marks, and are searched only once.
         if text.contains("<|")
             && let Some(mark) = with_bars.filter_map(found).min()
         {
             return Some(mark);
         }
-        // In HTML these are other things, so they count only at the end of a line or of the text.
+        // In HTML these strings have other meanings, so they count only at the end of a line or of the text.
         let ends_line = |mark: &str| {
             let (at, mark) = found(mark)?;
             let rest = &text[at + mark.len()..];

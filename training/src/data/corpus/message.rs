@@ -1,4 +1,4 @@
-//! Messages of conversations, in the forms that data sets have, and which of them are trained.
+//! Messages of conversations, in the forms of various data sets, and which of them are trained.
 
 use hearth_model::text::chat::{Message, MessageError};
 use serde_json::{Map, Value};
@@ -14,18 +14,18 @@ pub(crate) const USER: &str = "user";
 /// The role of instructions at the beginning.
 pub(super) const SYSTEM: &str = "system";
 
-/// Roles that other layouts write beside `value`, and their names beside `content`. Templates write any role, so the model would
-/// learn a name that it never sees again.
+/// Roles that other layouts use with `value`, and their names with `content`. Templates write any role, so the model
+/// would learn a role that never occurs again.
 const FOREIGN_ROLES: [(&str, &str); 5] =
     [("human", USER), ("gpt", ASSISTANT), ("bot", ASSISTANT), ("chatgpt", ASSISTANT), ("observation", "tool")];
 
 /// The roles that templates know.
 const ROLES: [&str; 5] = ["system", "developer", USER, ASSISTANT, "tool"];
 
-/// What is wrong with a record, and a hint.
+/// An error in a record, and a hint.
 pub(crate) type Problem = (String, &'static str);
 
-/// Members that say whether a message is trained, by the programs that have them: axolotl; OpenAI and Mistral; ms-swift;
+/// Members that mark a message as trained or not, by the programs that use them: axolotl; OpenAI and Mistral; ms-swift;
 /// and others.
 pub(super) const FLAGS: [(&str, Flag); 6] = [
     ("train", Flag::Boolean),
@@ -36,7 +36,7 @@ pub(super) const FLAGS: [(&str, Flag); 6] = [
     ("training", Flag::Either),
 ];
 
-/// Parts of other names of members that may say so: what they mean differs from program to program.
+/// Parts of other member names that may mark trained messages: their meaning differs between programs.
 const LIKE_FLAGS: [&str; 7] = ["train", "loss", "weight", "mask", "learn", "ignore", "skip"];
 
 /// The list that is written in a string, as in columns of tables.
@@ -56,7 +56,7 @@ pub(super) enum Flag {
 }
 
 impl Flag {
-    /// Whether `value` says that something is trained; `None` if it says neither.
+    /// Whether `value` marks something as trained; `None` if it does not say.
     pub(super) fn read(self, value: &Value) -> Option<bool> {
         match (self, value) {
             (Flag::Boolean | Flag::Either, Value::Bool(flag)) => Some(*flag),
@@ -82,7 +82,7 @@ const FLAG_HINT: &str = "leave it out, or write `\"train\": false` in an assista
 /// A message of an example.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Turn {
-    /// The message, without the members that say whether it is trained.
+    /// The message, without the members that mark it as trained or not.
     pub(crate) message: Message,
     /// Whether it is trained if it is the assistant's.
     pub(crate) is_trained: bool,
@@ -103,8 +103,8 @@ impl Turn {
 const MESSAGES_HINT: &str =
     "it must be a list of objects with `role` and `content`, such as [{\"role\": \"user\", \"content\": \"Hi\"}]";
 
-/// The messages of a member: a list, or a list as JSON in a string, as in columns of tables. What is to be said about them
-/// is added to `notes`.
+/// The messages of a member: a list, or a list as JSON in a string, as in columns of tables. Notes about them are added
+/// to `notes`.
 pub(super) fn turns(name: &str, value: &Value, notes: &mut Vec<Note>) -> Result<Vec<Turn>, Problem> {
     let parsed = parsed_list(value);
     let Some(list) = parsed.as_ref().or(value.as_array()) else {
@@ -184,8 +184,8 @@ fn with_role(at: &str, members: &Map<String, Value>) -> Result<Map<String, Value
     Ok(members)
 }
 
-/// Removes the members that say whether a message is trained, and returns what they say. Only the assistant's messages can be
-/// trained; without these members they are.
+/// Removes the members that mark a message as trained or not, and returns whether it is trained. Only the assistant's
+/// messages can be trained; by default they are.
 fn take_is_trained(at: &str, message: &mut Message) -> Result<bool, Problem> {
     let mut is_trained = true;
     for (name, flag) in FLAGS {
@@ -210,7 +210,7 @@ fn take_is_trained(at: &str, message: &mut Message) -> Result<bool, Problem> {
     Ok(is_trained)
 }
 
-/// Whether a member of a message may say that the message is not trained.
+/// Whether a member of a message may mark the message as not trained.
 pub(super) fn may_say_trained(name: &str) -> bool {
     let name = name.to_lowercase();
     LIKE_FLAGS.iter().any(|part| name.contains(part))

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, btree_map::Entry};
 
 /// Maximum number of kinds that are reported one by one.
 const MAX_SAID: usize = 20;
-/// The most members that are named.
+/// Maximum number of members that are named.
 const MAX_NAMED: usize = 10;
 
-/// Something to be said about one record.
+/// A note about one record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Note {
     /// A member, or a column, that is not read.
@@ -33,7 +33,7 @@ impl Notes {
         }
     }
 
-    /// Adds what was noted later.
+    /// Adds later notes.
     pub fn extend(&mut self, later: Notes) {
         let mut all: Vec<_> = later.first.into_iter().collect();
         all.sort_by_key(|(_, (number, _))| *number);

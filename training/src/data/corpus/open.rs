@@ -18,11 +18,11 @@ use super::{
     text::{damaged, has_nul},
 };
 
-/// What some editors write before UTF-8 text. It is not part of the text.
+/// The byte order mark that some editors write before UTF-8 text. It is not part of the text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// What stands before UTF-16 text, in both orders of bytes.
+/// The byte order marks of UTF-16 text, little-endian and big-endian.
 const UTF16_MARKS: [[u8; 2]; 2] = [[0xff, 0xfe], [0xfe, 0xff]];
-/// What stands before UTF-32 text in the usual order of bytes.
+/// The byte order mark of little-endian UTF-32 text.
 const UTF32_MARK: [u8; 4] = [0xff, 0xfe, 0, 0];
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -100,8 +100,8 @@ pub fn read_to_string(path: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The bytes of the text file at `path`, decompressed if its first bytes are those of gzip or zstd, without a byte order
-/// mark; as UTF-8 if the mark is that of UTF-16.
+/// The bytes of the text file at `path`, decompressed if it begins like gzip or zstd, without a byte order mark;
+/// converted to UTF-8 if the mark is UTF-16's.
 ///
 /// # Errors
 /// The file cannot be opened, is damaged at its start or uses another compression. Other damage is reported while reading.
@@ -166,7 +166,7 @@ fn without_mark(path: &Path, mut reader: impl BufRead + Send + 'static) -> Resul
     Ok(Box::new(reader))
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 struct Counted {
     file: File,
     bytes_read: BytesRead,
@@ -219,7 +219,7 @@ mod tests {
         let both = [one.clone(), two.clone()].concat();
         assert_eq!(read("plain", &both).unwrap(), both);
         assert_eq!(read("a.gz", &[gzip(&one), gzip(&two)].concat()).unwrap(), both);
-        // Some programs pad files with zeros; other bytes behind the last member are damage.
+        // Some programs pad files with zeros; other bytes after the last member are damage.
         assert_eq!(read("a.gz", &[gzip(&one), gzip(&two), vec![0; 100_000]].concat()).unwrap(), both);
         assert!(read("a.gz", &[gzip(&one), vec![0; 10], b"x".to_vec()].concat()).is_err());
         assert!(read("a.gz", &[gzip(&one), b"x".to_vec()].concat()).is_err());
@@ -276,7 +276,7 @@ mod tests {
             assert!(read_to_string(&path).unwrap() == text);
             assert!(read("a.txt", &bytes[..bytes.len() - 1]).is_err(), "half a unit");
         }
-        // Without a mark, it is UTF-8 with a NUL behind each letter.
+        // Without a mark, it is UTF-8 with a NUL after each letter.
         fs::write(&path, b"h\0i\0").unwrap();
         let error = read_to_string(&path).unwrap_err().to_string();
         assert!(error.contains("NUL character at offset 1") && error.contains("iconv -f UTF-16LE -t UTF-8"), "{error}");

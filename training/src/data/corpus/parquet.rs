@@ -18,12 +18,12 @@ use super::{
     text::MAX_DOCUMENT_BYTES,
 };
 
-/// The most names of wanted columns in a message.
+/// Maximum number of wanted columns in a message.
 const SHOWN: usize = 8;
 
 const LARGE_TEXT: &str = "a text of more than 256 MiB";
 
-/// The last part of error messages about what cannot be read.
+/// The end of error messages about unreadable data.
 const DAMAGED: &str = "the file is damaged or truncated\nhint: download or copy it again";
 
 /// The columns of a file.
@@ -83,7 +83,7 @@ impl<'a> ParquetTable<'a> {
         })
     }
 
-    /// Calls `sink` with the number and the members of each row: those of the `wanted` columns that the file has. Null and empty
+    /// Calls `sink` with the number and the members of each row: the `wanted` columns that the file has. Null and empty
     /// lists are left out. Returns the names of the other columns.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl<'a> ParquetTable<'a> {
     }
 }
 
-/// What the library reads; it may panic at damaged files.
+/// Calls the library, which may panic on damaged files.
 fn read<T>(path: &Path, place: &str, run: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     let what = match caught(run) {
         Ok(Ok(value)) => return Ok(value),
@@ -177,7 +177,7 @@ fn is_text(field: &Type) -> bool {
 /// their texts.
 ///
 /// # Errors
-/// What has no form in JSON.
+/// A value has no form in JSON.
 fn json(field: Field) -> Result<Value, &'static str> {
     let float = |number: f64| Number::from_f64(number).map(Value::Number).ok_or("a number that is not finite");
     Ok(match field {

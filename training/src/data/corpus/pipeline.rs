@@ -34,7 +34,7 @@ pub struct FilePiece {
 pub struct ReadReport {
     /// Files in folders that are not text, and were skipped.
     pub not_text: Vec<usize>,
-    /// What is to be said about the documents.
+    /// Notes about the documents.
     pub notes: Notes,
 }
 

@@ -35,16 +35,16 @@ pub struct Record {
     pub members: Map<String, Value>,
 }
 
-/// What is read of files.
+/// How files are read.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordOptions<'a> {
-    /// The members of interest: those columns are read from Parquet.
+    /// The members of interest: only these columns are read from Parquet.
     pub members: &'a [&'a str],
     /// The member that the text of a text file becomes.
     pub text_member: &'a str,
-    /// What a JSON object must be, for messages.
+    /// The required form of a JSON object, for messages.
     pub expected: &'a str,
-    /// What ends a document in a text file.
+    /// The marks that end a document in a text file.
     pub marks: &'a Marks,
 }
 
@@ -102,7 +102,7 @@ pub fn read_records(
     Ok(RecordOutcome::Read)
 }
 
-/// The contents of a file: JSON, if its name says text and it begins like JSON.
+/// The format of a file by its contents: JSON, if the name shows text and it begins like JSON.
 pub(super) fn kind_by_content(file: &SourceFile) -> Result<FileKind> {
     if file.kind != FileKind::Text {
         return Ok(file.kind);

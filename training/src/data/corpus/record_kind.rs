@@ -1,5 +1,5 @@
-//! What a record is: a conversation, a prompt with a completion, a text, a text on which predictions are kept, or a preference.
-//! Every command that reads records reads them here, so all of them read the same.
+//! The kind of a record: a conversation, a prompt with a completion, a text, a text on which predictions are kept, or a
+//! preference. All commands read records with this code, so they all read the same.
 
 use std::{cell::RefCell, collections::BTreeSet};
 
@@ -24,7 +24,7 @@ const TEXT: &str = "text";
 
 /// Names of the list of messages: Hearth's, TRL's and OpenAI's; ShareGPT's; and others'.
 const CONVERSATIONS: [&str; 4] = [MESSAGES, "conversations", "conversation", "dialog"];
-/// Names of a system message beside a conversation.
+/// Names of a system message next to a conversation.
 const SYSTEMS: [&str; 2] = ["system", "system_prompt"];
 
 /// Layouts with a question and an answer, both strings, and perhaps a text that the question is about. The first that fits
@@ -43,15 +43,15 @@ const QUESTIONS: [Question; 11] = [
     Question::new("a user with an assistant", USER, "", ASSISTANT),
 ];
 
-/// Members of records that would change what is trained, if they were read.
+/// Members of records that would change the training if they were read.
 const CHANGING: [(&str, &str); 3] = [
     ("functions", "write them as `\"tools\": [{\"type\": \"function\", \"function\": {...}}]`"),
     ("function_call", FUNCTION_CALL_HINT),
     ("history", "write the whole conversation as `messages`"),
 ];
 
-/// Whether KTO's label says that an answer is good. Tables have it as a word. Numbers are a class in other layouts than
-/// KTO's own.
+/// Whether KTO's label marks an answer as good. Tables write it as a word. In other layouts than KTO's, numbers are a
+/// class.
 fn kto_label(label: &Value, is_kto: bool) -> Option<bool> {
     let word = label.as_str().map_or_else(|| label.to_string(), str::to_lowercase);
     match word.as_str() {
@@ -67,7 +67,7 @@ fn kto_label(label: &Value, is_kto: bool) -> Option<bool> {
 struct Question {
     name: &'static str,
     question: &'static str,
-    /// What the question is about; empty: the layout has no such member.
+    /// The member with the input of the question; empty: the layout has no such member.
     about: &'static str,
     answer: &'static str,
 }
@@ -91,16 +91,16 @@ pub(crate) fn record_members(text_field: &str) -> Vec<&str> {
     names
 }
 
-/// What is encoded as one example.
+/// The contents of one example.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum RecordKind {
-    /// A conversation, of which the assistant's messages from index `first` on are trained, unless they say otherwise.
+    /// A conversation. The assistant's messages from index `first` on are trained, unless they are marked otherwise.
     Conversation { turns: Vec<Turn>, tools: Option<Value>, first: usize },
-    /// Strings, of which the completion is trained.
+    /// Strings; the completion is trained.
     Completion { prompt: String, completion: String },
     /// A text, which is trained.
     Text(String),
-    /// A text that is only read: what is predicted there is to stay.
+    /// A text that is only read: predictions on it should stay unchanged.
     Keep(String),
 }
 
@@ -110,7 +110,7 @@ const PAIR_HINT: &str = "`prompt` and its answers must be all strings, or all li
 const KTO_HINT: &str = "leave out what should not be learned, or make pairs with `chosen` and `rejected` for \
                         `--set objective.kind=dpo`";
 
-/// The members of a record, and which of them were read.
+/// The members of a record, and which of them have been read.
 pub(super) struct Members<'a> {
     all: &'a Map<String, Value>,
     read: RefCell<Vec<&'a str>>,
@@ -133,7 +133,7 @@ impl<'a> Members<'a> {
         self.all.get(name).is_some_and(|value| !value.is_null())
     }
 
-    /// All of them, for messages.
+    /// The names of all members, for messages.
     pub(super) fn names(&self) -> String {
         names(self.all)
     }
@@ -150,7 +150,7 @@ impl<'a> Members<'a> {
         self.take(TOOLS).map_or(Ok(None), tools_of)
     }
 
-    /// What was not read: rejected if it would change what is trained.
+    /// Handles unread members: rejects them if they would change the training.
     pub(super) fn finish(self) -> Result<Vec<Note>, Problem> {
         let (read, mut notes) = (self.read.into_inner(), self.notes.into_inner());
         for (name, value) in self.all.iter().filter(|(name, value)| !is_empty(value) && !read.contains(&name.as_str()))
@@ -188,7 +188,7 @@ impl<'a> Members<'a> {
 }
 
 impl RecordKind {
-    /// The example of a record, and what is to be said about it.
+    /// The example of a record, and notes about it.
     pub(crate) fn of(members: &Map<String, Value>, text_field: &str) -> Result<(RecordKind, Vec<Note>), Problem> {
         let members = Members::new(members);
         let form = RecordKind::read(&members, text_field)?;
@@ -291,8 +291,8 @@ impl RecordKind {
         values.peek().is_some() && values.all(is_empty)
     }
 
-    /// The chosen and the rejected example of a record, and what is to be said about them. Without a prompt, it is the messages
-    /// that both begin with.
+    /// The chosen and the rejected example of a record, and notes about them. Without a prompt, the prompt is the
+    /// common beginning of both conversations.
     pub(crate) fn pair(members: &Map<String, Value>) -> Result<([RecordKind; 2], Vec<Note>), Problem> {
         let members = Members::new(members);
         let forms = RecordKind::read_pair(&members)?;
@@ -310,7 +310,7 @@ impl RecordKind {
         };
         let answers = [answer(CHOSEN)?, answer(REJECTED)?];
         let tools = members.tools()?;
-        // As in Intel's pairs: texts, of which `question` is what the user says.
+        // As in Intel's pairs: texts, with the user's message in `question`.
         if let (Some(Value::String(question)), false) = (members.all.get("question"), members.has(PROMPT))
             && answers.iter().all(|(_, value)| value.is_string() && !is_list(value))
         {
@@ -355,9 +355,9 @@ impl RecordKind {
                 "both must answer the same prompt",
             ));
         }
-        // Of two equal conversations, the last message is the answer.
+        // If both conversations are equal, the last message is the answer.
         let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
-        // As in UltraFeedback: the prompt's text beside conversations that begin with it.
+        // As in UltraFeedback: the prompt's text next to conversations that begin with it.
         if let Some(text) = text.filter(|text| chosen[..first].iter().all(|turn| turn.message.content != **text)) {
             let shown: String = text.chars().take(40).collect();
             return Err((
@@ -429,12 +429,12 @@ impl RecordKind {
     }
 }
 
-/// The number of messages that both conversations begin with, whichever of them are trained.
+/// The number of messages at the beginning that both conversations have in common, ignoring which of them are trained.
 fn n_common(left: &[Turn], right: &[Turn]) -> usize {
     left.iter().zip(right).take_while(|(left, right)| left.message == right.message).count()
 }
 
-/// The conversation with the system message beside it, if there is one.
+/// The conversation with the system message next to it, if there is one.
 fn with_system(members: &Members<'_>, mut turns: Vec<Turn>) -> Result<Vec<Turn>, Problem> {
     let is_text =
         |name: &&&str| members.all.get(**name).is_some_and(|value| value.as_str().is_some_and(|text| !text.is_empty()));

@@ -62,8 +62,8 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// `org/name` is a data set of the hub, unless it is a path: a file or folder that exists, or a name that looks like
-    /// that of a file, or one in a folder that exists.
+    /// `org/name` is a data set of the hub, unless it is a path: a file or folder that exists, or a name that looks
+    /// like a file name, or a path in a folder that exists.
     pub fn parse(text: &str) -> Origin {
         let path = Path::new(text);
         let is_file_name =
@@ -77,7 +77,7 @@ impl Origin {
         }
     }
 
-    /// Its files, downloaded if needed, by the split that their names say.
+    /// The files, downloaded if needed, by the split in their names.
     ///
     /// # Errors
     /// As [`list_files`] and [`HubDataset::download`].
@@ -112,7 +112,7 @@ pub struct Files {
     pub files: Vec<SourceFile>,
     /// Files that are left out.
     pub left_out: Vec<LeftOut>,
-    /// What is to be said about their names.
+    /// Notes about file names.
     pub notes: Notes,
     /// The commit that they are from, of a data set of the hub.
     pub commit: Option<String>,
@@ -125,16 +125,16 @@ pub struct ReadOptions {
     pub text_field: String,
     /// The separator between documents in a text file; `None`: one document per file.
     pub separator: Option<String>,
-    /// What ends a document in a text, and which texts are rendered chats.
+    /// The marks that end a document in a text, and that identify rendered chats.
     pub marks: Marks,
     /// Whether documents may be split into pieces.
     pub cutting: Cutting,
 }
 
-/// What each object of a corpus must be, for messages.
+/// The required form of each object of a corpus, for messages.
 const DOCUMENT: &str = "a JSON object with the text in a field, such as {\"text\": \"...\"}";
 
-/// Reads the documents of a file and passes their pieces to `sink`. What is to be said about them is added to `notes`.
+/// Reads the documents of a file and passes their pieces to `sink`. Notes about them are added to `notes`.
 ///
 /// # Errors
 /// The file cannot be read or is damaged; the message has its name and, if known, the line or row. Errors of `sink`.
@@ -194,8 +194,8 @@ pub fn read_documents(
     Ok(RecordOutcome::Read)
 }
 
-/// Whether a Parquet file has the column of the texts. Also if it has no column of a record: then the error is about the
-/// missing column of the texts.
+/// Whether a Parquet file has the text column. Also true if it has no column of a record: the error is then about the
+/// missing text column.
 fn is_column_of_texts(table: &ParquetTable<'_>, text_field: &str, members: &[&str]) -> bool {
     table.has_flat(text_field) || !table.names().any(|name| name != text_field && members.contains(&name))
 }

@@ -1,4 +1,4 @@
-//! Records with a source and a target: what an encoder-decoder reads, and what it learns to write.
+//! Records with a source and a target: the input of an encoder-decoder, and the text that it learns to write.
 
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ const HINT: &str = "a record has `source` and `target`, or `input` and `output`,
 const LANGUAGES_HINT: &str = "say which of them is the source and which the target, such as `--set data.source_field=de --set \
                               data.target_field=en`";
 
-/// The members that are read, in place of the usual ones: source and target.
+/// The members to read in place of the usual ones: source and target.
 pub(crate) type FieldNames = Option<[String; 2]>;
 
 /// A source and its target, both not empty.
@@ -29,7 +29,7 @@ pub(crate) struct SourceTarget {
     pub(crate) target: String,
 }
 
-/// The members that such records may have, for tables: only these columns are read.
+/// The members of such records, for tables: only these columns are read.
 pub(crate) fn source_target_members(names: &FieldNames) -> Vec<&str> {
     let own = names.iter().flatten().map(String::as_str);
     let mut all: Vec<&str> = own.chain(LAYOUTS.iter().flatten().copied()).chain([TRANSLATION]).collect();
@@ -40,7 +40,7 @@ pub(crate) fn source_target_members(names: &FieldNames) -> Vec<&str> {
 }
 
 impl SourceTarget {
-    /// Source and target of a record, and what is to be said about it.
+    /// Source and target of a record, and notes about it.
     pub(crate) fn of(members: &Map<String, Value>, names: &FieldNames) -> Result<(SourceTarget, Vec<Note>), Problem> {
         let members = Members::new(members);
         let mut notes = Vec::new();
@@ -77,7 +77,7 @@ fn usual(members: &Members<'_>) -> Result<[String; 2], Problem> {
     Ok([text(source, members.take(source), members)?, text(target, members.take(target), members)?])
 }
 
-/// The text of a member, without which there is nothing to train.
+/// The text of a required member.
 fn text(name: &str, value: Option<&Value>, members: &Members<'_>) -> Result<String, Problem> {
     match value {
         Some(Value::String(text)) if !text.trim().is_empty() => Ok(text.clone()),

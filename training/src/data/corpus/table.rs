@@ -1,5 +1,5 @@
-//! Tables as text, CSV and TSV: a row of names, then rows of values. Values may be in double quotes, and then have separators,
-//! line breaks, and quotes, which are doubled (RFC 4180).
+//! Tables as text, CSV and TSV: a row of names, then rows of values. Values may be in double quotes, and may then
+//! contain separators, line breaks, and doubled quotes (RFC 4180).
 
 use std::{
     io::{BufRead, Read},
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::text::{MAX_DOCUMENT_BYTES, damaged, too_large};
 
-/// Calls `sink` with the place and the values of each row, by the names of the columns. Values that are empty are left out.
+/// Calls `sink` with the place and the values of each row, by the names of the columns. Empty values are left out.
 ///
 /// # Errors
 /// The file is damaged or not UTF-8, has no row of names, or a row with another number of values. Errors of `sink`.
@@ -64,7 +64,7 @@ struct Rows<'a, R> {
     n_lines: u64,
 }
 
-/// Where in a value the reader is.
+/// The reader's position within a value.
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Start,

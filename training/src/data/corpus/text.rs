@@ -13,7 +13,7 @@ use super::{
 /// Receives the pieces of documents, in order.
 pub(super) type Sink<'a> = &'a mut dyn FnMut(DocumentChunk) -> Result<()>;
 
-/// The largest document that is held in memory as a whole, in bytes: what a line of JSON is, and a text for a tokenizer that
+/// The largest document that is held in memory as a whole, in bytes: a line of JSON, or a text for a tokenizer that
 /// cannot encode it in pieces. Compressed files may have documents that are a thousand times as large as the file.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 256 << 20;
 
@@ -101,7 +101,7 @@ pub(super) fn send_text(
     if rest.len() == text.len() { send_document(rest, false, cutting, sink) } else { send_part(rest, cutting, sink) }
 }
 
-/// Sends what is between marks, unless it is nothing but white space.
+/// Sends the text between marks, unless it is only white space.
 fn send_part(text: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
     if text.trim().is_empty() { Ok(()) } else { send_document(text, false, cutting, sink) }
 }
@@ -128,12 +128,12 @@ fn first_of<'a>(text: &str, wanted: impl Iterator<Item = &'a str>) -> Option<(us
     wanted.filter_map(|one| Some((text.find(one)?, one))).min_by_key(|(at, _)| *at)
 }
 
-/// What is to be said about a mark that ends a document.
+/// The note about a mark that ends a document.
 pub(crate) fn note_of_end(end: &str) -> Note {
     Note::Other(format!("`{end}` in a text ends a document there"))
 }
 
-/// What is to be said about a text of this kind.
+/// The note about a text of this kind.
 pub(crate) fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
     Some(Note::Other(match kind {
         TextKind::Plain => return None,
@@ -148,7 +148,7 @@ pub(crate) fn note_of_kind(kind: TextKind<'_>) -> Option<Note> {
     }))
 }
 
-/// What is to be said about a mark that stays text in a plain text.
+/// The note about a mark that stays text in a plain text.
 pub(crate) fn note_of_mark(marks: &Marks, text: &str) -> Option<Note> {
     let mark = marks.in_plain(text)?;
     Some(Note::Other(format!("`{mark}` in a text is trained as plain characters")))
@@ -197,7 +197,7 @@ struct Cutter<'a> {
     path: &'a Path,
     options: TextOptions<'a>,
     notes: &'a mut Notes,
-    /// What ends a document; known after the start of the text.
+    /// The strings that end a document; known after the start of the text.
     separators: Option<Vec<&'a str>>,
     /// Whether the text is a rendered chat.
     is_rendered: bool,
@@ -233,7 +233,7 @@ impl<'a> Cutter<'a> {
         format!("`{}`, line {line}", self.path.display())
     }
 
-    /// Finds what the text is, by its start.
+    /// Determines the kind of the text from its start.
     fn begin(&mut self) {
         let TextOptions { separator, marks, .. } = self.options;
         let kind = marks.kind(&self.text);
@@ -314,7 +314,7 @@ impl<'a> Cutter<'a> {
             return sink(DocumentChunk { is_rendered: self.is_rendered, ..DocumentChunk::text(text, true) });
         }
         if self.has_end && text.trim().is_empty() {
-            // Between two marks, or behind the last.
+            // Between two marks, or after the last.
             return Ok(());
         }
         send_document(text, self.is_rendered, self.options.cutting, sink)

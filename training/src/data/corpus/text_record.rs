@@ -36,7 +36,7 @@ pub(crate) fn pair_members() -> Vec<&'static str> {
     ANCHORS.into_iter().chain([POSITIVE, NEGATIVE, MARGIN, SCORES, SPLIT]).chain(CHANGING).collect()
 }
 
-/// The texts of a record with the names of their members, and what is to be said about it.
+/// The texts of a record with the names of their members, and notes about it.
 pub(crate) type NamedTexts<'a> = (Vec<(&'static str, &'a str)>, Vec<Note>);
 
 /// The margin of a record, if it has one.
@@ -107,7 +107,7 @@ pub(crate) fn labeled_members() -> Vec<&'static str> {
     TEXTS.into_iter().flatten().copied().chain([LABEL, "labels", SPLIT]).collect()
 }
 
-/// The text or the texts of a record with their label, and what is to be said about it.
+/// The text or the texts of a record with their label, and notes about it.
 pub(crate) fn labeled_of(members: &Map<String, Value>) -> Result<(LabeledRecord<'_>, Vec<Note>), Problem> {
     let has = |name: &str| members.get(name).is_some_and(|value| !value.is_null());
     let there: Vec<&[&'static str]> = TEXTS.into_iter().filter(|layout| layout.iter().any(|name| has(name))).collect();
@@ -154,7 +154,7 @@ fn text<'a>(members: &'a Map<String, Value>, name: &str) -> Result<&'a str, Prob
     }
 }
 
-/// What is wrong with the member `name`, if it says that the record is not to train on.
+/// The error if the member `name` marks the record as not for training.
 pub(super) fn wrong_split(name: &str, value: &Value) -> Option<Problem> {
     let split = value.as_str().filter(|_| name == SPLIT)?;
     named_split(split).filter(|split| *split != NamedSplit::Train)?;

@@ -244,12 +244,12 @@ mod tests {
         }
     }
 
-    /// The library finds words with tables of its own.
+    /// The library finds words with its own tables.
     #[test]
     fn class_of_every_character_matches_the_regex_of_the_library() {
         let all: String = ('\0'..=char::MAX).filter(|&character| character != '\u{0}').collect();
         for (pattern, wanted) in [(r"\p{L}+", Class::Letter), (r"\p{N}+", Class::Number), (r"\s+", Class::Space)] {
-            // Runs of the class and runs of the rest, in turns.
+            // Runs of the class and runs of other characters, alternating.
             let mut is_wanted = all.chars().next().is_some_and(|first| class(first) == wanted);
             for word in by_pattern(pattern, &all) {
                 let differs = word.chars().find(|&character| (class(character) == wanted) != is_wanted);

@@ -32,7 +32,7 @@ impl Style {
     }
 }
 
-/// Two shades of green in turn, so that the borders of tokens are visible.
+/// Alternating shades of green, so that the borders of tokens are visible.
 const TRAINED: [&str; 2] = ["\x1b[32m", "\x1b[92m"];
 const NOT_TRAINED: [&str; 2] = ["\x1b[90m", "\x1b[37m"];
 const RESET: &str = "\x1b[0m";

@@ -1,4 +1,4 @@
-//! Encodes records as examples, and rejects what would train something else than is meant.
+//! Encodes records as examples, and rejects data that would not train what it is meant to.
 
 use anyhow::{Result, anyhow};
 use hearth_model::{
@@ -43,7 +43,7 @@ impl ExampleEncoder {
         }
     }
 
-    /// Which strings in texts stand for tokens.
+    /// The strings in texts that represent tokens.
     pub(super) fn marks(&self) -> &Marks {
         &self.marks
     }
@@ -53,7 +53,7 @@ impl ExampleEncoder {
         &self.tokenizer
     }
 
-    /// Encodes one example, and returns what is to be said about it. `origin` is its file and line.
+    /// Encodes one example, and returns notes about it. `origin` is its file and line.
     pub(super) fn encode(&self, form: &RecordKind, origin: &str) -> Result<(Example, Vec<Note>)> {
         let named = |error: EncodeError| match error {
             EncodeError::Model(error) => anyhow!("{origin}: {error}"),
@@ -88,8 +88,8 @@ impl ExampleEncoder {
         Ok((example, notes))
     }
 
-    /// A text with the token that ends it. A chat that a template rendered is encoded as the template's own: the strings of
-    /// special tokens are tokens. In another text they stay text, but for the strings that end a document.
+    /// A text with the token that ends it. A chat that a template rendered is encoded as the template's own: the
+    /// strings of special tokens are tokens. In other texts they stay text, except for the strings that end a document.
     fn text(&self, text: &str, notes: &mut Vec<Note>) -> Result<Vec<TokenId>, EncodeError> {
         let whole = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
         let kind = self.marks.kind(text);
@@ -105,7 +105,7 @@ impl ExampleEncoder {
         notes.extend(note_of_kind(kind).or_else(|| note_of_mark(&self.marks, text)));
         match kind {
             TextKind::Chat(_) => {
-                // The template wrote all special tokens, also what stands before the first message.
+                // The template wrote all special tokens, including those before the first message.
                 let ids = self.tokenizer.encode(text, EncodeOptions::RENDERED)?;
                 let after = ids.iter().rposition(|id| self.eos_token_ids.contains(id)).map_or(0, |end| end + 1);
                 let is_ended = after > 0 && self.tokenizer.decode(&ids[after..], Default::default()).trim().is_empty();
@@ -146,7 +146,7 @@ impl ExampleEncoder {
         };
         let messages: Vec<Message> = turns.iter().map(|turn| turn.message.clone()).collect();
         let (messages, context) = as_served(template, &messages, &tools.cloned(), &self.context);
-        // Tools and calls as text may add or join messages, but none of the assistant's.
+        // Tools and calls as text may add or join messages, but never the assistant's.
         let answers: Vec<usize> = (0..messages.len()).filter(|&index| messages[index].role == ASSISTANT).collect();
         let place = |index: usize| {
             let before = turns[..index].iter().filter(|turn| turn.is_assistant()).count();
@@ -157,7 +157,7 @@ impl ExampleEncoder {
             template.encode_with_mask(&self.tokenizer, &messages, &context, first).map_err(EncodeError::Model)
         };
         let MaskedChat { ids, is_assistant: mut trained, .. } = mask_from(place(first))?;
-        // At each message that differs from the one before, the mask of all that the assistant writes from there on changes.
+        // At each message that differs from the previous one, the mask of all later text of the assistant changes.
         let mut was_trained = true;
         for (index, turn) in turns.iter().enumerate().skip(first).filter(|(_, turn)| turn.is_assistant()) {
             if turn.is_trained != was_trained {
@@ -170,7 +170,7 @@ impl ExampleEncoder {
         Ok((ids, trained))
     }
 
-    /// The prompt is not trained; without one, what the tokenizer adds before a text is not.
+    /// The prompt is not trained; without a prompt, the tokens that the tokenizer adds before a text are not trained.
     fn completion(&self, prompt: &str, completion: &str) -> Result<(Vec<TokenId>, Vec<bool>), Error> {
         let (ids, n_prompt) = match prompt {
             "" => {
@@ -246,7 +246,7 @@ impl ExampleEncoder {
     }
 }
 
-/// What is said about prompts that are strings, for a model that chats.
+/// The note about prompts that are strings, for a chat model.
 const OF_STRINGS: &str = "its prompt and completion are strings, so they are trained as they are, without the chat template; for a \
                           chat write `messages`, or lists of messages in `prompt` and `completion`";
 

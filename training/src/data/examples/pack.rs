@@ -3,8 +3,8 @@
 use std::{cmp::Reverse, collections::BTreeSet};
 
 /// Packs examples of these lengths into rows of at most `row_len` tokens by best fit, longest first: each goes into the
-/// fullest row that has room for it. Returns the example numbers of each row in ascending order; rows are ordered by their
-/// first example. A longer example has a row of its own.
+/// fullest row that has room for it. Returns the example numbers of each row in ascending order; rows are ordered by
+/// their first example. A longer example gets a separate row.
 ///
 /// Takes time proportional to n log n for n examples; the result depends on the arguments only.
 /// [Best-fit packing](https://arxiv.org/abs/2404.10830).
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn pack_puts_each_example_in_the_fullest_row_with_room() {
-        // Longest first: 7 and 6 begin rows; 4 fits only beside 6; 3 fills the row of 7.
+        // Longest first: 7 and 6 begin rows; 4 fits only next to 6; 3 fills the row of 7.
         assert_eq!(pack(&[3, 6, 4, 7], 10), [vec![0, 3], vec![1, 2]]);
         assert_eq!(pack(&[5, 5, 5], 10), [vec![0, 1], vec![2]]);
         assert_eq!(pack(&[12, 1, 9], 10), [vec![0], vec![1, 2]]);

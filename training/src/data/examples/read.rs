@@ -10,7 +10,7 @@ use crate::data::corpus::{
     RecordOutcome, SourceFile, TextsBeside, files_of, read_records, record_members,
 };
 
-/// Records that are encoded at once, on all cores.
+/// Number of records that are encoded together, on all cores.
 const BATCH: usize = 4096;
 
 /// Reads examples: conversations, prompts with completions, questions with answers, texts, and texts on which predictions are
@@ -18,8 +18,8 @@ const BATCH: usize = 4096;
 /// folder with files of objects, text files are not read.
 ///
 /// # Errors
-/// A source cannot be read, has no examples, or an example would train something else than is meant; the message has its
-/// file and line. All examples lose the end of their turn when they are cut.
+/// A source cannot be read or has no examples; an example would not train what it is meant to (the message has its file
+/// and line); or all examples lose the end of their turn when they are cut.
 pub fn read(
     sources: &[Origin],
     encoder: &ExampleEncoder,
@@ -186,7 +186,7 @@ pub(super) fn read_all<T: Send>(
                 }
             });
             found.notes.extend(notes);
-            // First what is before a place that cannot be read: it may have an error too.
+            // First encode the records before an unreadable place: one of them may have an error too.
             encode_batch(&file, &mut batch, encode, &mut found)?;
             let outcome = outcome?;
             if outcome == RecordOutcome::NotText {

@@ -24,7 +24,7 @@ pub struct TextItem {
     pub texts: Vec<Vec<TokenId>>,
     /// Where the second text begins, of a pair of texts with a label that are read together.
     pub second_text: Option<usize>,
-    /// Its label, as it is written; empty if it has none.
+    /// The label as it is written; empty if there is none.
     pub label: String,
     /// By how much its positive suits the anchor better than its negative, if that is said.
     pub margin: Option<f64>,

@@ -17,9 +17,9 @@ use crate::data::corpus::{FieldNames, Marks, Origin, Record, RecordOptions, Sour
 /// A source and its target as token ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// What the encoder reads.
+    /// The encoder's input.
     pub source: Vec<TokenId>,
-    /// What the decoder learns: the token that it begins with, which is not trained, then the target with its end.
+    /// The decoder's target: the start token, which is not trained, then the target with its end.
     pub target: Example,
 }
 
@@ -34,11 +34,12 @@ pub struct TranslationEncoder {
     pub decoder_start: Vec<TokenId>,
     /// Tokens that end a target.
     pub eos_token_ids: Vec<TokenId>,
-    /// The members of source and target, if they are not the usual ones.
+    /// The members of source and target; `None`: the usual ones.
     pub fields: Option<[String; 2]>,
-    /// What is put in front of each source.
+    /// The text before each source.
     pub source_prefix: String,
-    /// What each target begins with, in place of what the tokenizer puts around a text: the token of its language.
+    /// The text at the start of each target, in place of the tokens that the tokenizer adds around a text: the language
+    /// token.
     pub decoder_prompt: Option<String>,
 }
 
@@ -55,12 +56,12 @@ impl TranslationEncoder {
             }
             None => {
                 let target = self.targets.encode(&pair.target, EncodeOptions::PROMPT)?;
-                // What generation forces is not there twice.
+                // Tokens that generation forces are not duplicated.
                 ids.extend(forced.iter().filter(|forced| target.first() != Some(forced)));
                 ids.extend(target);
             }
         }
-        // mBART has the language behind the end.
+        // mBART has the language token after the end token.
         if !ids[1..].iter().rev().take(2).any(|id| self.eos_token_ids.contains(id)) {
             ids.extend(self.eos_token_ids.first());
         }

@@ -32,15 +32,15 @@ struct Document {
 /// Whether rows hold several documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
-    /// As many as fit.
+    /// As many documents as fit.
     BestFit,
     /// One in each row.
     Off,
 }
 
 impl Documents {
-    /// The documents of `tokens`, each of which ends with the token `end`. Those with more than `seq_len` inputs are cut
-    /// into pieces; all tokens but the first of each document are targets.
+    /// The documents of `tokens`, each of which ends with the token `end`. Documents with more than `seq_len` inputs
+    /// are cut into pieces; all tokens but the first of each document are targets.
     ///
     /// # Errors
     /// No document has two tokens or more.
@@ -70,7 +70,7 @@ impl Documents {
     /// Documents in memory, each with whether its tokens are targets; the first never is.
     ///
     /// # Errors
-    /// There are none, or one has fewer than two tokens or more than `seq_len` inputs.
+    /// There are no documents, or one has fewer than two tokens or more than `seq_len` inputs.
     pub fn of_examples(
         examples: impl IntoIterator<Item = (Vec<TokenId>, Vec<bool>)>,
         (seq_len, packing): (usize, Packing),
@@ -131,7 +131,7 @@ impl Documents {
         self.rows.len()
     }
 
-    /// The number of documents, pieces of long ones counted by themselves.
+    /// The number of documents; each piece of a long one counts.
     pub fn n_documents(&self) -> usize {
         self.documents.len()
     }
@@ -176,7 +176,7 @@ impl Documents {
                 batch.inputs.pop();
                 positions.extend(0..len);
             }
-            // The row is padded with a document of its own, whose targets have weight 0.
+            // The rest of the row is a separate document, whose targets have weight 0.
             let end = (batch.batch_size + 1) * seq_len;
             positions.extend(0..(end - batch.inputs.len()) as u32);
             batch.inputs.resize(end, 0);
@@ -213,8 +213,8 @@ mod tests {
         let ids = vec![1, 2, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 5, 6];
         let documents =
             Documents::of_stream(&Tokens::from_ids(ids, 0), 0, (5, Packing::BestFit), &tokenizer()).unwrap();
-        // The document of one token has no target. That of nine tokens becomes two pieces; the second starts with the last
-        // target of the first.
+        // The document of one token has no target. The document of nine tokens becomes two pieces; the second starts
+        // with the last target of the first.
         let batches: Vec<Batch> = documents.batches(10).collect();
         let batch = &batches[0];
         assert_eq!((batch.batch_size, batch.seq_len, batches.len()), (3, 5, 1));

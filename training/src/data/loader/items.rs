@@ -7,7 +7,7 @@ use hearth_model::{TokenId, text::tokenizer::Tokenizer};
 
 use super::{Batch, Documents, Packing, in_batches};
 
-/// Items of as many texts each, such as a question and its answer.
+/// Items with the same number of texts each, such as a question and its answer.
 #[derive(Clone, Debug)]
 pub struct Items {
     /// The texts of item `n` begin with document `texts_per_item * n`. Each is a row.
@@ -38,7 +38,7 @@ impl Items {
     /// Items of `texts_per_item` texts each, as token ids.
     ///
     /// # Errors
-    /// There are none, or a text has no tokens or more than `seq_len`.
+    /// There are no items, or a text has no tokens or more than `seq_len`.
     pub fn new(
         items: impl IntoIterator<Item = Vec<Vec<TokenId>>>,
         texts_per_item: usize,
@@ -46,7 +46,7 @@ impl Items {
         tokenizer: &Tokenizer,
     ) -> Result<Items> {
         let texts = items.into_iter().flatten().map(|mut ids| {
-            // All tokens are inputs, and the last token of a document is none: it is there twice.
+            // All tokens are inputs, but the last token of a document is only a target: so it is there twice.
             ids.extend(ids.last().copied());
             let is_read = vec![true; ids.len()];
             (ids, is_read)
@@ -61,7 +61,8 @@ impl Items {
         })
     }
 
-    /// The same items of one text each with their classes, and where the second text of each begins, if it is a pair of texts.
+    /// These items, which have one text each, with their classes, and where the second text of each begins, if it is a
+    /// pair of texts.
     #[must_use]
     pub fn with_classes(self, classes: Vec<u32>, second_texts: Vec<Option<usize>>) -> Items {
         assert!(
@@ -111,7 +112,7 @@ impl Items {
 }
 
 impl Batch {
-    /// The number of items whose texts the rows are.
+    /// The number of items to which the rows belong.
     pub fn n_items(&self) -> usize {
         self.items.as_ref().map_or(0, |items| self.batch_size / items.texts_per_item)
     }

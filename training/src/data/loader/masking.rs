@@ -1,5 +1,6 @@
-//! Masked tokens, as [BERT](https://arxiv.org/abs/1810.04805) (3.1) trains on them: some tokens of each row are hidden, and are what
-//! the model predicts. Which ones is a function of the seed, the step and the row, so a resumed run hides the same.
+//! Masked tokens, as [BERT](https://arxiv.org/abs/1810.04805) (3.1) trains on them: some tokens of each row are hidden,
+//! and the model predicts them. The choice is a function of the seed, the step and the row, so a resumed run hides the
+//! same tokens.
 
 use std::{ops::Range, sync::Arc};
 
@@ -11,12 +12,12 @@ use hearth_model::{
 
 use super::{Batch, mix};
 
-/// Of the tokens that are predicted, the share that is replaced by the mask token, and the share above which they stay as they are.
-/// Between the two they become another token.
+/// Thresholds for a random number that decides what happens to a predicted token: below the first it becomes the mask
+/// token, between the two another token, above the second it stays.
 const MASKED: f64 = 0.8;
 const REPLACED: f64 = 0.9;
 
-/// Keys of random numbers, which must differ from those of the loader and from each other.
+/// Keys of random numbers, which must differ from the loader's keys and from each other.
 const ROWS_KEY: u64 = 0x6d61_736b_0001;
 const KINDS_KEY: u64 = 0x6d61_736b_0002;
 const TOKENS_KEY: u64 = 0x6d61_736b_0003;
@@ -36,20 +37,20 @@ pub struct Masking {
     settings: MaskSettings,
     seed: u64,
     mask_id: TokenId,
-    /// What the tokenizer puts before and behind a text.
+    /// The tokens that the tokenizer adds before and after a text.
     frame: [Vec<TokenId>; 2],
     tokens: Arc<TokenTable>,
 }
 
-/// What is known of each token, by id.
+/// The relevant facts about each token, by id.
 #[derive(Debug)]
 struct TokenTable {
     is_special: Vec<bool>,
     /// All that are not special.
     ordinary: Vec<TokenId>,
-    /// Whether it can go on with a word.
+    /// Whether the token can continue a word.
     continues: Vec<bool>,
-    /// Whether a word can go on behind it.
+    /// Whether a word can continue after the token.
     is_open: Vec<bool>,
 }
 
@@ -68,12 +69,12 @@ impl Masking {
         Ok(Masking { settings, seed, mask_id, frame: frame_of(tokenizer)?, tokens: Arc::new(tokens) })
     }
 
-    /// Tokens of a text in a row of `seq_len`, beside those of the frame.
+    /// Number of tokens of a text in a row of `seq_len`, without the frame.
     pub(super) fn text_len(&self, seq_len: usize) -> usize {
         seq_len.saturating_sub(self.frame.iter().map(Vec::len).sum()).max(1)
     }
 
-    /// Rows of a stream with what the tokenizer puts before and behind a text.
+    /// Rows of a stream with the tokens that the tokenizer adds before and after a text.
     pub(super) fn framed(&self, batch: &Batch) -> Batch {
         let [before, behind] = &self.frame;
         let rows = batch.inputs.chunks(batch.seq_len.max(1));
@@ -82,8 +83,8 @@ impl Masking {
         Batch { seq_len, targets: inputs.clone(), inputs, ..batch.clone() }
     }
 
-    /// `batch`, whose rows are the rows `first_row ..` of `step`, with hidden tokens: its targets are the tokens themselves, and those
-    /// that are predicted have the weight 1.
+    /// `batch`, whose rows are the rows `first_row ..` of `step`, with hidden tokens. The targets are the original
+    /// tokens; predicted ones have weight 1.
     pub(super) fn mask(&self, batch: Batch, step: u64, first_row: u64) -> Batch {
         let seq_len = batch.seq_len.max(1);
         // Padding belongs to no text.
@@ -115,7 +116,7 @@ impl Masking {
         Batch { inputs, targets, weights: Some(weights), context_tokens: Some(context_tokens), ..batch }
     }
 
-    /// The places among `places`, which are those of a row, that are predicted.
+    /// The predicted places of a row; `places` are all places of the row.
     fn chosen(&self, ids: &[TokenId], is_text: &[bool], places: Range<usize>, row_key: u64) -> Vec<usize> {
         let words = self.words(ids, is_text, places);
         let n_tokens: usize = words.iter().map(ExactSizeIterator::len).sum();
@@ -140,7 +141,7 @@ impl Masking {
         chosen
     }
 
-    /// The words of a row, or its tokens: none with a special token.
+    /// The words of a row, or its tokens, without special tokens.
     fn words(&self, ids: &[TokenId], is_text: &[bool], places: Range<usize>) -> Vec<Range<usize>> {
         let mut words: Vec<Range<usize>> = Vec::new();
         for place in places.filter(|place| is_text[*place] && !self.tokens.is_special(ids[*place])) {
@@ -159,12 +160,12 @@ impl Masking {
     }
 }
 
-/// A number from 0 to 1, which it never is, of a key.
+/// A number in `0..1` from a key.
 fn unit(key: u64) -> f64 {
     (mix(key) >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// What `tokenizer` puts before and behind a text.
+/// The tokens that `tokenizer` adds before and after a text.
 fn frame_of(tokenizer: &Tokenizer) -> Result<[Vec<TokenId>; 2]> {
     // A text of some token, whatever the alphabet is.
     let ids = (0..tokenizer.vocab_size() as TokenId).filter(|id| !tokenizer.is_special(*id));
@@ -185,7 +186,7 @@ impl TokenTable {
             .clone()
             .map(|id| tokenizer.is_special(id) || id == mask_id || spelled[id as usize].is_empty())
             .collect();
-        // In WordPiece, a token says that it goes on with a word; in others, that it begins one.
+        // In WordPiece, a mark shows that a token continues a word; elsewhere, that it begins one.
         let is_word_piece = spelled.iter().any(|token| token.len() > 2 && token.starts_with("##"));
         let begins = |token: &str| token.starts_with(['Ġ', '▁', ' ']);
         let continues = spelled.iter().map(|token| match is_word_piece {
@@ -209,7 +210,7 @@ impl TokenTable {
         self.is_special.get(id as usize).copied().unwrap_or(true)
     }
 
-    /// Whether `next` goes on with the word that `id` is in.
+    /// Whether `next` continues the word of `id`.
     fn joins(&self, id: TokenId, next: TokenId) -> bool {
         self.is_open[id as usize] && self.continues[next as usize]
     }
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    /// The two rows of a batch of documents, the other way round.
+    /// The two rows of a batch of documents, in reverse order.
     fn reversed(batch: Batch) -> Batch {
         let weights = batch.weights.unwrap();
         let targets = [&batch.targets[5..], &batch.targets[..5]].concat();

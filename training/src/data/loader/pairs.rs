@@ -7,7 +7,7 @@ use hearth_model::{TokenId, text::tokenizer::Tokenizer};
 
 use super::{Batch, Documents, Packing, in_batches};
 
-/// Pairs, and what the reference model says of them.
+/// Pairs, and the reference model's log-probabilities for them.
 #[derive(Clone, Debug)]
 pub struct Pairs {
     /// The better answer of pair `n` is document `2 n`, the worse one follows. Each is a row.
@@ -20,7 +20,7 @@ impl Pairs {
     /// Pairs of token ids with whether each is part of the answer: first the better answer, then the worse one.
     ///
     /// # Errors
-    /// There are none, or one has fewer than two tokens or more than `seq_len` inputs.
+    /// There are no pairs, or an answer has fewer than two tokens or more than `seq_len` inputs.
     pub fn new(
         pairs: impl IntoIterator<Item = [(Vec<TokenId>, Vec<bool>); 2]>,
         seq_len: usize,
@@ -30,7 +30,7 @@ impl Pairs {
         Ok(Pairs { documents: Arc::new(documents), references: Arc::default() })
     }
 
-    /// The same with the log-probabilities of the reference model, a pair for each.
+    /// These pairs with the log-probabilities of the reference model, two for each pair.
     #[must_use]
     pub fn with_references(&self, references: Vec<[f32; 2]>) -> Pairs {
         assert_eq!(references.len(), self.n_pairs(), "references, one for each pair");
@@ -42,7 +42,7 @@ impl Pairs {
         self.documents.n_rows() / 2
     }
 
-    /// The documents: better and worse answers in turn.
+    /// The documents: better and worse answers alternate.
     pub fn documents(&self) -> &Documents {
         &self.documents
     }

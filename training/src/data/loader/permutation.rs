@@ -124,7 +124,7 @@ mod tests {
         let permutation = Permutation::new(1, 0, n);
         let n_pairs = 20_000;
         let total: u64 = (0..n_pairs).map(|at| permutation.at(at).abs_diff(permutation.at(at + 1))).sum();
-        // Of two random places the expected distance is n / 3; the mean of so many is within 1 % of it.
+        // The expected distance of two random places is n / 3; the mean of this many is within 1 % of it.
         let mean = total as f64 / n_pairs as f64 / n as f64;
         assert!((mean - 1.0 / 3.0).abs() < 0.01, "{mean}");
     }

@@ -31,7 +31,7 @@ impl Prefetcher {
         let loader = loader.clone();
         let (sender, receiver) = sync_channel(N_AHEAD);
         let cut = move || {
-            // A run may have an end, behind which there are no batches.
+            // A run may have an end, after which there are no batches.
             for step in steps.take_while(|step| loader.n_micro_batches(*step) > 0) {
                 for micro_step in 0..loader.n_micro_batches(step) {
                     if sender.send(loader.batch(step, micro_step)).is_err() {

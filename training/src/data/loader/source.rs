@@ -1,4 +1,4 @@
-//! What rows are cut from.
+//! Sources from which rows are cut.
 
 use std::sync::Arc;
 
@@ -143,7 +143,7 @@ impl RowSource {
     }
 }
 
-/// The step whose masks evaluations have, which no run reaches.
+/// The step number whose masks are used in evaluations; no run reaches it.
 const EVALUATION: u64 = u64::MAX;
 
 /// A split whose tokens are masked.

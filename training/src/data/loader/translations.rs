@@ -12,7 +12,7 @@ use hearth_model::{
 
 use super::{Batch, Documents, Packing, ids_on, in_batches, mix};
 
-/// The sources of a batch: rows of equal length, filled up.
+/// The sources of a batch: rows padded to equal length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceRows {
     /// Tokens in a row.
@@ -29,7 +29,7 @@ pub struct Translations {
     /// Each target is a row.
     targets: Arc<Documents>,
     sources: Arc<Vec<Vec<TokenId>>>,
-    /// Tokens of all sources.
+    /// Total number of tokens of all sources.
     n_source_tokens: u64,
 }
 
@@ -49,7 +49,7 @@ impl SourceRows {
         SourceRows { seq_len, inputs, lens: Arc::new(sources.iter().map(|source| source.len()).collect()) }
     }
 
-    /// The context of the encoder's pass: padding is a text of its own behind each source.
+    /// The context of the encoder's pass: the padding after each source is a separate document.
     fn context(&self, dropout_seed: Option<u64>) -> AttentionContext<'static> {
         let batch_size = self.lens.len();
         let context = match dropout_seed {
@@ -62,7 +62,7 @@ impl SourceRows {
 }
 
 impl Batch {
-    /// [`context`](Self::context) for `gpt` on `device`; if the rows have sources, with what its encoder makes of them.
+    /// [`context`](Self::context) for `gpt` on `device`; if the rows have sources, with the encoder's output for them.
     pub fn context_with_source(
         &self,
         gpt: &Gpt,
@@ -82,7 +82,7 @@ impl Translations {
     /// Pairs of a source, which is not empty, and a target with whether each of its tokens is trained.
     ///
     /// # Errors
-    /// There are none, or a target has fewer than two tokens or more than `seq_len` inputs.
+    /// There are no pairs, or a target has fewer than two tokens or more than `seq_len` inputs.
     pub fn new(
         pairs: impl IntoIterator<Item = (Vec<TokenId>, (Vec<TokenId>, Vec<bool>))>,
         seq_len: usize,

@@ -10,17 +10,17 @@ use crate::data::{corpus::SourceSpec, shard::Split};
 /// Tokens copied at a time.
 const BLOCK: usize = 1 << 16;
 
-/// The most often that a source is repeated. More is a mistake in the weights, and may fill the disk.
+/// Maximum number of repetitions of a source. More is a mistake in the weights, and may fill the disk.
 const MAX_EPOCHS: u64 = 10_000;
 
 /// When a mixture is complete; the names are from the Python library `datasets`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum StoppingStrategy {
-    /// When one source is used up: nothing is repeated.
+    /// When the first source is exhausted: nothing is repeated.
     #[default]
     FirstExhausted,
-    /// When all are used up: nothing is left out.
+    /// When all sources are exhausted: nothing is left out.
     AllExhausted,
 }
 
@@ -55,7 +55,7 @@ impl Mixture {
         Ok(Some(Mixture { names, weights, stopping }))
     }
 
-    /// Number of training tokens from each source, given what it has.
+    /// Number of training tokens from each source, given its `available` tokens.
     fn targets(&self, available: &[u64]) -> Vec<u64> {
         let sum: f64 = self.weights.iter().sum();
         let totals = self.weights.iter().zip(available).map(|(weight, &n)| n as f64 * sum / weight);

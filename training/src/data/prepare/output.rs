@@ -15,13 +15,13 @@ use crate::data::shard::{ShardInfo, Split, SplitInfo, SplitWriter, Tokens, Write
 /// How a document ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// At the end of its text: followed by the end-of-text token.
+    /// At the end of a document's text: the end-of-text token follows.
     Document,
     /// In the middle: the rest is in the other split.
     Cut,
 }
 
-/// Counts of what was written for a source.
+/// Counts of the tokens written for a source.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Documents.

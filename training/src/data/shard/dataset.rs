@@ -104,8 +104,8 @@ impl Dataset {
         Ok(tokenizer)
     }
 
-    /// Whether `end`, the token that ends documents, also ends the turns of conversations in the data: then it does not tell
-    /// documents apart. `tokenizer` is the data's.
+    /// Whether `end`, the token that ends documents, also ends the turns of conversations in the data: then it does not
+    /// separate documents. `tokenizer` is the data's.
     ///
     /// # Errors
     /// The chat template cannot be read.

@@ -120,8 +120,8 @@ impl Tokens {
         }
     }
 
-    /// Where the documents are, each of which ends with the token `end`; the last one may lack it. At the very start, the token
-    /// ends no document: llm.c writes it in front of each.
+    /// The ranges of the documents, each of which ends with the token `end`; the last one may lack it. An `end` at the
+    /// very start ends no document: llm.c writes it before each document.
     pub fn documents(&self, end: TokenId) -> Vec<Range<u64>> {
         let (mut documents, mut start) = (Vec::new(), 0);
         let mut ids = vec![0; SCANNED.min(self.len as usize)];

@@ -1,8 +1,9 @@
-//! Which shards were read and found whole before, so that opening a large data set does not read all of it each time.
+//! Remembers the shards that were read and found intact, so that opening a large data set does not read all of it each
+//! time.
 //!
-//! `DATA/verified.json` remembers each shard by its checksum and by what the system knows of the file: its size, when its
-//! contents and when anything about it changed, and its number on the disk. A shard for which any of these differs is read
-//! again. Where the folder cannot be written to, all are read each time.
+//! `DATA/verified.json` stores the checksum of each shard and the file's metadata: its size, the times of the last
+//! change of its contents and of its metadata, and its inode number. If any of these differs, the shard is read again.
+//! If the folder is not writable, all shards are read each time.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +33,7 @@ struct Verified {
     shards: BTreeMap<String, Stamp>,
 }
 
-/// What is known of a shard that was found whole.
+/// Metadata of a shard that was found intact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stamp {
@@ -42,9 +43,9 @@ struct Stamp {
     bytes: u64,
     /// Nanoseconds from 1970 to the last change of its contents.
     modified: i64,
-    /// The same for the last change of anything about it, where the system knows.
+    /// Nanoseconds from 1970 to the last change of the file or its metadata, if the system knows.
     changed: i64,
-    /// Its number on the disk, where the system knows.
+    /// The inode number, if the system has it.
     inode: u64,
 }
 
@@ -69,11 +70,11 @@ impl Stamp {
     }
 }
 
-/// Checks the checksums of the shards of the data set in `dir`, but for those that were checked before and have not changed
-/// since; a thread per core. Returns how many were read.
+/// Checks the checksums of the shards of the data set in `dir`, except shards that were checked before and have not
+/// changed since; one thread per core. Returns how many were read.
 ///
 /// # Errors
-/// A shard that is damaged.
+/// A shard is damaged.
 pub(super) fn verify(dir: &Path, files: &[&ShardFile], now: SystemTime) -> Result<usize> {
     let path = dir.join(VERIFIED_FILE);
     // A file that is missing or cannot be read counts as empty.

@@ -29,7 +29,7 @@ pub struct SpecialTokens {
     pub bos: Option<String>,
     /// Fills up rows. Must differ from `eos`: a model that is fine-tuned with padding masked must still learn to stop.
     pub pad: Option<String>,
-    /// Stands for a hidden token. An encoder's tokenizer has one, and puts `bos` before a text and `eos` behind it.
+    /// The mask token. If set, the tokenizer is for an encoder, and puts `bos` before a text and `eos` after it.
     pub mask: Option<String>,
     /// Whether to add chat tokens and a ChatML template.
     pub has_chat: bool,
@@ -41,13 +41,13 @@ impl SpecialTokens {
         SpecialTokens { eos: Some(END_OF_TEXT.to_owned()), ..SpecialTokens::default() }
     }
 
-    /// Those of RoBERTa: `<s>` before a text, `</s>` behind it, `<pad>` and `<mask>`.
+    /// RoBERTa's special tokens: `<s>` before a text, `</s>` after it, `<pad>` and `<mask>`.
     pub fn of_encoder() -> SpecialTokens {
         let [bos, eos, pad, mask] = ["<s>", "</s>", "<pad>", "<mask>"].map(|token| Some(token.to_owned()));
         SpecialTokens { bos, eos, pad, mask, has_chat: false }
     }
 
-    /// All of them, in the order of their ids.
+    /// All special tokens, in the order of their ids.
     pub fn all(&self) -> impl Iterator<Item = &str> {
         let roles = [&self.eos, &self.bos, &self.pad, &self.mask].into_iter().flatten().map(String::as_str);
         let chat = self.has_chat.then_some([IM_START, IM_END]).into_iter().flatten();
@@ -56,7 +56,7 @@ impl SpecialTokens {
         roles.chain(chat).filter(move |&token| seen.insert(token))
     }
 
-    /// Special tokens without a role of their own in `tokenizer_config.json`.
+    /// Special tokens without a role in `tokenizer_config.json`.
     pub(super) fn additional(&self) -> Vec<&str> {
         if self.has_chat { vec![IM_START, IM_END] } else { Vec::new() }
     }
@@ -86,7 +86,7 @@ impl SpecialTokens {
     }
 }
 
-/// A post-processor that puts the token `before` in front of a text, and `behind`, if there is one, at its end.
+/// A post-processor that puts the token `before` at the start of a text, and `behind`, if given, at its end.
 pub(super) fn framed_by(before: (&str, u64), behind: Option<(&str, u64)>) -> Value {
     let token =
         |(content, _): (&str, u64), type_id: usize| json!({ "SpecialToken": { "id": content, "type_id": type_id } });

@@ -33,7 +33,7 @@ const TEMPLATE: &str = "{{- bos_token }}\n\
 /// The tokenizer that encodes as `encoding` does. Prompts begin with `<|bos|>` if there is such a token.
 ///
 /// # Errors
-/// A byte without a token, a token that is there twice, or a special token whose id is another's.
+/// A byte has no token, a token occurs twice, or a special token has the id of another token.
 pub fn from_encoding(encoding: &Encoding) -> Result<BuiltTokenizer> {
     let Encoding { pattern, tokens, special } = encoding;
     let known: HashSet<&[u8]> = tokens.iter().map(Vec::as_slice).collect();
@@ -46,7 +46,8 @@ pub fn from_encoding(encoding: &Encoding) -> Result<BuiltTokenizer> {
     let alphabet = byte_alphabet();
     let spell = |bytes: &[u8]| bytes.iter().map(|&byte| alphabet[usize::from(byte)]).collect::<String>();
     let vocab: Map<String, Value> = tokens.iter().enumerate().map(|(id, token)| (spell(token), id.into())).collect();
-    // tiktoken merges any two neighbours that make a token; the format wants every such pair, the lowest rank first.
+    // tiktoken merges any two adjacent tokens whose concatenation is a token; the format needs every such pair, lowest
+    // rank first.
     let merges = tokens.iter().flat_map(|token| {
         let pairs = (1..token.len()).map(|middle| token.split_at(middle));
         let are_tokens = |(left, right): &(&[u8], &[u8])| known.contains(left) && known.contains(right);

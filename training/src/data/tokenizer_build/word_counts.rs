@@ -17,14 +17,14 @@ const LONGEST_WORD: usize = 256;
 /// Longer runs are counted in pieces of at most this many bytes.
 const PIECE: usize = 64;
 
-/// Counts words. When there are too many different ones, the rarest are dropped: all that have been seen at most once, then
-/// all seen at most twice, and so on. A word that is dropped and seen again begins at one. What is dropped depends on the
-/// text alone, in the order in which it is added.
+/// Counts words. When there are too many different ones, the rarest are dropped: all that have been seen at most once,
+/// then all seen at most twice, and so on. A word that is dropped and seen again begins at one. The dropped words
+/// depend only on the text and the order in which it is added.
 ///
-/// The bar only rises. After all words seen at most `n` times were dropped, a new word has to be seen `n + 2` times before
-/// there are too many words again, or it is dropped; the first words need 2. So of two words that are equally frequent, one
-/// that appears only late in a corpus may be dropped, and one from its beginning kept: mix languages, do not put one behind
-/// the other.
+/// The threshold only rises. After all words seen at most `n` times were dropped, a new word has to be seen `n + 2`
+/// times before there are too many words again, or it is dropped; the first words need 2. So of two words that are
+/// equally frequent, one that appears only late in a corpus may be dropped, and one from its beginning kept: mix
+/// languages instead of adding one after the other.
 #[derive(Clone, Debug)]
 pub struct WordCounts {
     split: WordSplit,
@@ -42,8 +42,8 @@ impl WordCounts {
         WordCounts { split, counts: AHashMap::new(), max_words: MAX_WORDS, n_bytes: 0, n_dropped: 0, floor: 0 }
     }
 
-    /// No words so far, for a part of a text that is small by itself: drops nothing, so that what is dropped does not depend
-    /// on how a text is shared out among threads.
+    /// An empty count for a small part of a text: drops nothing, so that the dropped words do not depend on how a text
+    /// is divided among threads.
     pub fn of_part(split: WordSplit) -> WordCounts {
         WordCounts { max_words: usize::MAX, ..WordCounts::new(split) }
     }
@@ -107,7 +107,7 @@ impl WordCounts {
         (self.n_dropped > 0).then_some((self.n_dropped, self.floor))
     }
 
-    /// Number of words that merges are learned from: all, or the most frequent.
+    /// Number of words from which merges are learned: all, or the most frequent.
     pub fn n_learned(&self) -> usize {
         self.counts.len().min(MAX_LEARNED)
     }
@@ -119,7 +119,7 @@ impl WordCounts {
         self.most_frequent(MAX_LEARNED).into_iter().map(|(word, count)| (spell(word), count)).collect()
     }
 
-    /// The `most` words with the highest counts; of those with the same count, the first in the order of their bytes.
+    /// The `most` words with the highest counts; among equal counts, the first in byte order.
     fn most_frequent(&self, most: usize) -> Vec<(&str, u64)> {
         let mut words: Vec<_> = self.words().collect();
         if words.len() > most {
@@ -150,7 +150,8 @@ fn pieces(mut word: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// A visible character for each byte: itself where it is one in Latin-1, else those from U+0100 on (GPT-2's alphabet).
+/// A visible character for each byte: the byte itself if it is visible in Latin-1, else a character from U+0100 on
+/// (GPT-2's alphabet).
 pub(super) fn byte_alphabet() -> [char; 256] {
     let mut stand_ins = '\u{100}'..;
     std::array::from_fn(|byte| match byte as u8 {
@@ -201,7 +202,7 @@ mod tests {
         counts.add("c b a d d a e a");
         let mut found = counts.most_frequent(3);
         found.sort_unstable();
-        // Of those that occur once, ` b` is the first.
+        // Among the words that occur once, ` b` is the first.
         assert_eq!(found, [(" a", 3), (" b", 1), (" d", 2)]);
         assert_eq!(counts.most_frequent(100).len(), counts.n_words());
     }

@@ -13,7 +13,7 @@ use crate::eval::jsonl::{JsonRecord, read_json_records};
 pub struct ChoiceItem {
     /// Where it is, for messages.
     pub place: String,
-    /// What the answers continue. The answers follow after a space.
+    /// The text that the answers continue, after a space.
     pub context: String,
     /// The answers, at least two.
     pub choices: Vec<String>,
@@ -156,8 +156,8 @@ fn arc(record: &JsonRecord) -> Result<ChoiceItem> {
 /// The letters of MMLU's answers.
 const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
-/// `question`, `choices` (a list) and `answer` (an index from 0, or a letter), perhaps with `subject`. The letter is what the model
-/// chooses, as in lm-eval's MMLU.
+/// `question`, `choices` (a list) and `answer` (an index from 0, or a letter), perhaps with `subject`. The model
+/// chooses among the letters, as in lm-eval's MMLU.
 fn mmlu(record: &JsonRecord) -> Result<ChoiceItem> {
     let place = record.place();
     let (texts, answer) = (record.texts("choices")?, record.label("answer")?);
@@ -200,7 +200,7 @@ impl Labeling {
     /// These labels and this template.
     ///
     /// # Errors
-    /// There are fewer than two labels, one is empty or there twice, or the template has no place for the text.
+    /// There are fewer than two labels, a label is empty or occurs twice, or the template has no place for the text.
     pub fn new(labels: Vec<String>, template: String) -> Result<Self> {
         ensure!(
             labels.len() > 1,
@@ -230,7 +230,7 @@ impl Labeling {
         Ok(self.of_text(record.place(), text, gold))
     }
 
-    /// The item that asks for the label of `text`, which is the one with index `gold`.
+    /// The item that asks for the label of `text`; the right label has index `gold`.
     pub fn of_text(&self, place: String, text: &str, gold: usize) -> ChoiceItem {
         let context = self.template.replace("{text}", text);
         ChoiceItem { place, context, choices: self.labels.clone(), gold }

@@ -20,7 +20,7 @@ use crate::eval::packed::{self, PackedText, ROWS_PER_STEP};
 pub struct EncodedText {
     /// All tokens.
     pub ids: Vec<TokenId>,
-    /// Where the tokens of the second text begin, if the tokenizer tells them apart.
+    /// Where the tokens of the second text begin, if the tokenizer has token types.
     pub second_text: Option<usize>,
 }
 
@@ -44,14 +44,15 @@ impl Embedder {
     /// The device does not support the dtype of the KV cache that serving would choose.
     pub fn new(gpt: &Gpt) -> Result<Self> {
         let kv_dtype = match gpt.config().bidirectional {
-            // Keys and values of an encoder live for one step: there is nothing to save.
+            // Keys and values of an encoder live for one step: a narrower dtype would save nothing.
             true => KvDtype::F32,
             false => KvDtype::choose(None, gpt.dtype(), &gpt.device())?,
         };
         Ok(Self { gpt: gpt.clone(), kv_dtype })
     }
 
-    /// The vectors of each text, one for each pooling with what is done to it. `progress` is told the number of texts that are done.
+    /// The vectors of each text, one for each pooling with its steps. Reports the number of finished texts to
+    /// `progress`.
     ///
     /// # Errors
     /// A hidden state is not a number, or the device fails.
@@ -61,7 +62,7 @@ impl Embedder {
         poolings: &[(Pooling, VectorSteps)],
         progress: &mut dyn FnMut(usize),
     ) -> Result<Vec<Vec<Vec<f32>>>> {
-        // Tokens of an encoder see those behind them, so a text is computed in one step.
+        // Tokens of an encoder see later tokens, so a text is computed in one step.
         let rows_per_step = if self.gpt.config().bidirectional { usize::MAX } else { ROWS_PER_STEP };
         let batches = packed::batches(texts, rows_per_step.min(ROWS_PER_STEP), |text| text.ids.len());
         let pages_of = |batch: &&[EncodedText]| batch.iter().map(|text| text.ids.len().div_ceil(PAGE_SIZE)).sum();

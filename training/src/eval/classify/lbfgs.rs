@@ -6,15 +6,15 @@ use std::collections::VecDeque;
 
 /// Pairs of steps and changes of the gradient that are kept.
 const N_PAIRS: usize = 10;
-/// Steps that are taken at most.
+/// Maximum number of steps.
 const MAX_STEPS: usize = 2000;
-/// Points that a line search tries at most.
+/// Maximum number of points that a line search tries.
 const MAX_TRIES: usize = 60;
 /// The constants of the weak Wolfe conditions: c1, for sufficient decrease, and c2, for the curvature.
 const DECREASE: f64 = 1e-4;
 const FLATNESS: f64 = 0.9;
 
-/// What was found.
+/// The result of a minimization.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Minimum {
     pub(super) point: Vec<f64>,
@@ -79,7 +79,7 @@ fn direction_of(gradient: &[f64], pairs: &VecDeque<(Vec<f64>, Vec<f64>)>) -> Vec
     direction
 }
 
-/// A step along `direction` with its value and gradient; `None` if none gets lower.
+/// A step along `direction` with its value and gradient; `None` if no step lowers the value.
 fn search(
     function: impl Fn(&[f64]) -> (f64, Vec<f64>),
     point: &[f64],

@@ -1,6 +1,6 @@
-//! A logistic probe: a linear classifier of embeddings. It is what scikit-learn's
-//! `make_pipeline(StandardScaler(), LogisticRegression(C=c))` fits: L2 on the weights but not on the intercepts, one logit for two
-//! classes and one per class for more.
+//! A logistic probe: a linear classifier of embeddings, equal to the one that scikit-learn's
+//! `make_pipeline(StandardScaler(), LogisticRegression(C=c))` fits: L2 on the weights but not on the intercepts, one
+//! logit for two classes and one per class for more.
 
 use anyhow::{Result, ensure};
 
@@ -9,7 +9,7 @@ use super::lbfgs::{Minimum, minimize};
 /// The largest component of the gradient of the mean loss at the end of a fit.
 const TOLERANCE: f64 = 1e-8;
 
-/// The same of a fit that counts as converged: rounding may end it above the tolerance.
+/// Tolerance at which a fit counts as converged: rounding may end it above [`TOLERANCE`].
 const CONVERGED: f64 = 1e-5;
 
 /// A fitted probe.
@@ -17,7 +17,7 @@ const CONVERGED: f64 = 1e-5;
 pub struct Probe {
     /// Mean and deviation of each feature of the texts that it was fitted to.
     scales: Vec<(f64, f64)>,
-    /// Of each logit: the weight of each scaled feature, and the intercept.
+    /// For each logit: the weight of each scaled feature, and the intercept.
     rows: Vec<f64>,
     n_classes: usize,
 }

@@ -13,7 +13,7 @@ use super::{
 /// The largest order of n-grams.
 const MAX_ORDER: usize = 4;
 
-/// What sacrebleu uses as the logarithm of 0.
+/// sacrebleu's value for the logarithm of 0.
 const LOG_OF_ZERO: f64 = -9_999_999_999.0;
 
 /// Counts of a segment, or their sums.
@@ -52,7 +52,7 @@ impl Counts {
         let mut counts = Counts { hypothesis_len: hypothesis.len(), ..Counts::default() };
         counts.reference_len = closest_len(hypothesis.len(), references.iter().map(Vec::len));
         for order in 1..=MAX_ORDER {
-            // The most occurrences in any one reference.
+            // The maximum number of occurrences in any one reference.
             let mut wanted: HashMap<&[String], usize> = HashMap::new();
             for reference in &references {
                 for (ngram, count) in ngrams::counts(reference, order) {
@@ -143,7 +143,8 @@ pub fn sentence_bleu<T: Eq + std::hash::Hash>(tokens: &[T], references: &Referen
 #[derive(Debug)]
 pub struct References<'a, T> {
     lens: Vec<usize>,
-    /// Of each n-gram, the most occurrences in one text, which text that is, and the most in another text.
+    /// For each n-gram, the maximum number of occurrences in one text, the index of that text, and the maximum in other
+    /// texts.
     most: HashMap<&'a [T], NgramMaximum>,
     /// The text that is no reference.
     left_out: Option<usize>,

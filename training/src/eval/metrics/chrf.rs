@@ -11,13 +11,13 @@ use super::{
 
 /// The largest order of character n-grams.
 const CHAR_ORDER: usize = 6;
-/// How much more recall counts than precision.
+/// Weight of recall relative to precision.
 const BETA: f64 = 2.0;
 
-/// Which n-grams count.
+/// The n-grams that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChrfKind {
-    /// Of characters: chrF.
+    /// N-grams of characters: chrF.
     #[default]
     Chars,
     /// Also of words, one and two: chrF++.
@@ -94,7 +94,7 @@ impl Pieces {
 
 fn compare<T: Eq + std::hash::Hash>(hypothesis: &HashMap<&[T], usize>, reference: &HashMap<&[T], usize>) -> Counts {
     Counts {
-        // Without n-grams in the reference, those of the hypothesis do not count either.
+        // If the reference has no n-grams, the hypothesis's n-grams do not count either.
         hypothesis: if reference.is_empty() { 0 } else { hypothesis.values().sum() },
         reference: reference.values().sum(),
         matches: ngrams::matches(hypothesis, reference),

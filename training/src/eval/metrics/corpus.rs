@@ -1,4 +1,4 @@
-//! What metrics are computed of, and how a score is signed.
+//! The input of metrics, and the signature of a score.
 
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
@@ -21,14 +21,14 @@ pub struct Corpus {
 /// Whether upper and lower case differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Case {
-    /// They do.
+    /// Case matters.
     #[default]
     Mixed,
     /// All text is put into lower case first.
     Lower,
 }
 
-/// A score and the signature that says how it was computed, as sacrebleu writes it.
+/// A score with the signature that documents how it was computed, as in sacrebleu.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SignedScore {
     /// The metric's name, such as `chrF2++`.
@@ -37,7 +37,7 @@ pub struct SignedScore {
     pub score: f64,
     /// The settings, such as `nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:hearth-0.1.0`.
     pub signature: String,
-    /// The numbers behind the score, as sacrebleu shows them; empty if it shows none.
+    /// The details of the score, as sacrebleu shows them; empty if it shows none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub details: String,
 }

@@ -11,7 +11,7 @@ pub(super) fn counts<T: Eq + Hash>(items: &[T], order: usize) -> HashMap<&[T], u
     counts
 }
 
-/// How many n-grams of `found` are also in `wanted`, each at most as often as there.
+/// How many n-grams of `found` are also in `wanted`, each counted at most as often as it is there.
 pub(super) fn matches<T: Eq + Hash>(found: &HashMap<&[T], usize>, wanted: &HashMap<&[T], usize>) -> usize {
     found.iter().map(|(ngram, &count)| count.min(wanted.get(ngram).copied().unwrap_or(0))).sum()
 }

@@ -17,7 +17,7 @@ pub struct RougeScore {
     pub f_measure: f64,
 }
 
-/// The mean over segments; of several references, each segment's is the one with the largest F-measure.
+/// The mean over segments; with several references, a segment's score is the one with the largest F-measure.
 pub fn rouge_l(corpus: &Corpus) -> RougeScore {
     let scores = corpus.segments().iter().map(|segment| {
         let hypothesis = tokens(&segment.hypothesis);

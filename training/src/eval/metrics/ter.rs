@@ -1,8 +1,8 @@
 //! TER, the translation edit rate ([Snover et al. 2006](https://aclanthology.org/2006.amta-papers.25/)): insertions, deletions,
 //! substitutions and shifts of phrases per word of the reference.
 //!
-//! The fewest edits with shifts are hard to find, so TER is what a greedy search finds; its limits are part of the definition.
-//! They are those of sacrebleu, which follow [Tercom](https://github.com/jhclark/tercom).
+//! The fewest edits with shifts are hard to find, so TER is defined by a greedy search; its limits are part of the
+//! definition. They are taken from sacrebleu, which follows [Tercom](https://github.com/jhclark/tercom).
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use super::{
 
 /// Most words that are shifted together.
 const MAX_SHIFT_LEN: usize = 10;
-/// How far a phrase of the reference may be from its place in the hypothesis.
+/// Maximum distance of a phrase of the reference from its place in the hypothesis.
 const MAX_SHIFT_DISTANCE: usize = 50;
 /// Most shifts that are tried for one hypothesis.
 const MAX_SHIFTS_TRIED: usize = 1000;
@@ -70,7 +70,7 @@ fn edits(hypothesis: &[String], reference: &[String]) -> usize {
 
 /// A shift that was tried.
 struct Shift<'a> {
-    /// By how much it shortens the edit distance.
+    /// The reduction of the edit distance.
     gain: isize,
     len: usize,
     start: usize,
@@ -88,8 +88,8 @@ impl Shift<'_> {
     }
 }
 
-/// The best shift of a phrase of `words` that also is in `reference`. Only phrases with an error are shifted, to places of which
-/// not all are right.
+/// The best shift of a phrase of `words` that also occurs in `reference`. Only phrases with an error are shifted, and
+/// only to places with an error.
 fn best_shift<'a>(words: &[&'a str], reference: &[&str], n_tried: &mut usize) -> Option<Shift<'a>> {
     let alignment = Alignment::of(words, reference);
     let mut best: Option<Shift<'a>> = None;
@@ -103,7 +103,7 @@ fn best_shift<'a>(words: &[&'a str], reference: &[&str], n_tried: &mut usize) ->
             continue;
         }
         let mut previous = None;
-        // Before the first word of the phrase in the reference, then behind each of its words.
+        // Try the place before the first word of the phrase in the reference, then the places after each of its words.
         for offset in 0..=len {
             let target = match (in_reference + offset).checked_sub(1) {
                 None => 0,
@@ -146,8 +146,8 @@ fn common_phrases(words: &[&str], reference: &[&str]) -> Vec<(usize, usize, usiz
     phrases
 }
 
-/// The words with those of `phrase` moved to before the word at `target`. If `target` is within the phrase, its distance from
-/// the phrase's start is counted from the phrase's end instead.
+/// The words with the words of `phrase` moved before the word at `target`. If `target` is within the phrase, its
+/// distance from the phrase's start is counted from the phrase's end instead.
 fn shifted<'a>(words: &[&'a str], phrase: Range<usize>, target: usize) -> Vec<&'a str> {
     let Range { start, end } = phrase;
     if target < start {
@@ -171,7 +171,8 @@ enum Edit {
 /// The shortest edits without shifts.
 struct Alignment {
     distance: usize,
-    /// For each word of the reference: the word of the hypothesis in its place, or the last one before; `None` before the first.
+    /// For each word of the reference: the word of the hypothesis aligned with it, or the last one before; `None`
+    /// before the first.
     places: Vec<Option<usize>>,
     hypothesis_errors: Vec<bool>,
     reference_errors: Vec<bool>,

@@ -1,5 +1,5 @@
-//! White space as Python's `str.split` and `str.rstrip` see it, which is what sacrebleu's definitions rest on: Unicode's, and the
-//! four separators of ASCII.
+//! White space as in Python's `str.split` and `str.rstrip`, on which sacrebleu's definitions are based: Unicode's, and
+//! the four separators of ASCII.
 
 /// Whether Python counts the character as white space.
 pub(super) fn is_space(character: char) -> bool {

@@ -1,5 +1,5 @@
-//! The tokenizer `13a` of NIST's `mteval-v13a.pl`, which BLEU is defined with: entities are resolved and punctuation is split off,
-//! in four passes from left to right, each over the result of the one before.
+//! The tokenizer `13a` of NIST's `mteval-v13a.pl`, with which BLEU is defined: entities are resolved and punctuation is
+//! split off, in four passes from left to right, each over the result of the previous one.
 
 use super::text::words;
 
@@ -35,7 +35,7 @@ fn is_stop(character: char) -> bool {
     matches!(character, '.' | ',')
 }
 
-/// All of ASCII's punctuation but `'`, `,`, `-` and `.`, between spaces.
+/// Puts spaces around all punctuation of ASCII except `'`, `,`, `-` and `.`.
 fn spaced_if_punctuation(character: char) -> Vec<char> {
     match character {
         '{'..='~' | '['..='`' | ' '..='&' | '('..='+' | ':'..='@' | '/' => vec![' ', character, ' '],
@@ -43,7 +43,7 @@ fn spaced_if_punctuation(character: char) -> Vec<char> {
     }
 }
 
-/// Replaces pairs of neighbours; a pair begins behind the end of the one before.
+/// Replaces pairs of adjacent characters; a pair begins after the end of the previous one.
 fn pairs(text: &[char], is_pair: impl Fn(char, char) -> bool, replaced: impl Fn(char, char) -> [char; 4]) -> Vec<char> {
     let mut out = Vec::with_capacity(2 * text.len());
     let mut at = 0;

@@ -15,7 +15,7 @@ use crate::{data::corpus::read_to_string, eval::jsonl::read_json_records};
 pub struct Text {
     /// Its id.
     pub id: String,
-    /// What is read.
+    /// The text to embed.
     pub text: String,
 }
 
@@ -24,7 +24,7 @@ pub struct Text {
 pub struct Judgments {
     /// By the document's place in the corpus.
     pub of_documents: HashMap<usize, i64>,
-    /// Of documents that the corpus does not have, which no ranking finds.
+    /// Judgments of documents that are not in the corpus, which no ranking finds.
     pub unfound: Vec<i64>,
 }
 
@@ -37,7 +37,7 @@ pub struct RetrievalData {
     pub queries: Vec<Text>,
     /// Their judgments.
     pub judgments: Vec<Judgments>,
-    /// What is to be said about the data.
+    /// Notes about the data.
     pub notes: Vec<String>,
 }
 
@@ -45,8 +45,8 @@ impl RetrievalData {
     /// Reads the folder `dir` with the judgments of `split`.
     ///
     /// # Errors
-    /// A file cannot be read or is empty, or a line has another form, an id that is there already, or a query that is not there; the
-    /// message names the line.
+    /// A file cannot be read or is empty, or a line has another form, a duplicate id, or an unknown query; the message
+    /// names the line.
     pub fn read(dir: &Path, split: &str) -> Result<RetrievalData> {
         let (documents, places) = texts(&dir.join("corpus.jsonl"), true)?;
         let (all, numbers) = texts(&dir.join("queries.jsonl"), false)?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// What a document must be judged at least to count as relevant.
+/// Minimum judgment of a relevant document.
 const RELEVANT: i64 = 1;
 
 /// Measures of one ranking, or their means over queries. Those with a cutoff have a value for each.
@@ -12,9 +12,10 @@ const RELEVANT: i64 = 1;
 pub struct Measures {
     /// Normalized discounted cumulative gain; the gain of a document is its judgment (`ndcg_cut`).
     pub ndcg: Vec<f64>,
-    /// The reciprocal of the rank of the first relevant document, 0 if it is behind the cutoff (`recip_rank` of so many documents).
+    /// The reciprocal of the rank of the first relevant document, 0 if it is beyond the cutoff (`recip_rank` of as many
+    /// documents as the cutoff).
     pub mrr: Vec<f64>,
-    /// The share of relevant documents that are there (`recall`).
+    /// The share of relevant documents within the cutoff (`recall`).
     pub recall: Vec<f64>,
     /// Average precision of the whole ranking (`map`).
     pub map: f64,

@@ -1,9 +1,8 @@
-//! A step's memory, followed from operation to operation: what is held, and the most that ever was. Numbers are of f32
-//! values.
+//! Tracks a step's memory from operation to operation: the memory held, and its peak. Numbers are of f32 values.
 
 use hearth_model::ops::RECOMPUTED_FROM;
 
-/// What is held, and the most that ever was.
+/// The memory held, and its peak.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
     held: usize,
@@ -40,18 +39,18 @@ impl Account {
 /// An operation on one activation, with parameters or without.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Op {
-    /// What the forward pass computes and only this operation holds, until its backward pass has ended.
+    /// Values that the forward pass computes and only this operation holds, until its backward pass has ended.
     pub(super) kept: usize,
-    /// The gradient of its input.
+    /// Values of the gradient of its input.
     pub(super) of_input: usize,
-    /// The gradients of its parameters.
+    /// Values of the gradients of its parameters.
     pub(super) of_params: usize,
     /// Memory that backward uses and frees.
     pub(super) scratch: usize,
 }
 
-/// `op`, which needs its input of `input` values in the backward pass too. The input is kept; but if a norm or an activation
-/// computed it from at least [`RECOMPUTED_FROM`] values (`recomputed_from`), it is computed again instead.
+/// `op`, which needs its input of `input` values in the backward pass too. The input is kept; but if a norm or an
+/// activation computed it from at least [`RECOMPUTED_FROM`] values (`recomputed_from`), it is recomputed instead.
 pub(super) fn keeping(op: Op, input: usize, recomputed_from: Option<usize>) -> Op {
     match recomputed_from {
         Some(n_values) if n_values >= RECOMPUTED_FROM => Op { scratch: op.scratch + input, ..op },
@@ -59,7 +58,7 @@ pub(super) fn keeping(op: Op, input: usize, recomputed_from: Option<usize>) -> O
     }
 }
 
-/// The forward pass of operations one after the other: what they keep.
+/// The forward pass of consecutive operations: their kept values.
 pub(super) fn forward(account: &mut Account, ops: &[Op]) {
     ops.iter().for_each(|op| account.take(op.kept));
 }

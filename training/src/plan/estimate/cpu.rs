@@ -1,4 +1,4 @@
-//! What the operations of a training step hold on the CPU.
+//! Memory of the operations of a training step on the CPU.
 
 use hearth_model::{
     config::{GptConfig, Positions},
@@ -11,13 +11,13 @@ use super::{
     shape::{Shape, backward_block, trained_params},
 };
 
-/// Tensors of fewer values come from the allocator's heap, which keeps what is freed (`ops::keep_freed_memory`); larger ones
-/// go back to the system.
+/// Smaller tensors (in values) come from the allocator's heap, which keeps freed memory (`ops::keep_freed_memory`);
+/// larger ones are returned to the system.
 const LARGEST_IN_HEAP: usize = MAX_KEPT_BYTES / 4;
 
 /// Sizes of one micro-batch on the CPU.
 fn shape(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Shape<'_> {
-    // Groups of rows, each with sums of its own.
+    // Groups of rows, each with separate sums.
     let n_groups = n_rows.div_ceil(ROWS_AT_ONCE);
     Shape {
         gpt,
@@ -109,8 +109,8 @@ impl Shape<'_> {
     }
 }
 
-/// What a pass of the encoder before `gpt` and of the attention to its rows keeps, if there is one: more rather than less, for sources
-/// of the length of the rows.
+/// Values kept by the encoder's pass before `gpt` and by the attention to its rows, if there is an encoder: an upper
+/// bound for sources of the length of the rows.
 fn of_source(gpt: &GptConfig, (n_rows, seq_len): (usize, usize)) -> usize {
     let Some(encoder) = &gpt.encoder else { return 0 };
     let kept = |ops: &[Vec<Op>; 2]| ops.iter().flatten().map(|op| op.kept).sum::<usize>();
@@ -145,7 +145,7 @@ pub(super) fn peak(
     // Sums of two gradients, squares for the norm, clipped gradients: each a parameter at a time.
     account.briefly(largest_param);
     account.free((run.n_partial_sums - 1) * n_params);
-    // Of each matrix that is updated at the same time: its direction, the next one, and products of the shorter side.
+    // For each matrix that is updated at the same time: its direction, the next one, and products of the shorter side.
     account.briefly(4 * run.largest_muon * n_threads());
     account.free(n_params);
     // A parameter is saved as values and as bytes.

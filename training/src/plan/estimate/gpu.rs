@@ -1,4 +1,4 @@
-//! What the operations of a training step hold on a GPU.
+//! Memory of the operations of a training step on a GPU.
 
 use hearth_model::{config::GptConfig, gpt::param_specs, ops::GPU_LOGITS_AT_ONCE};
 
@@ -43,7 +43,7 @@ pub(super) fn peak(
     // hidden states and of the output matrix, which are sums of parts.
     let of_head = if adapter.is_some() { 0 } else { head };
     account.take(2 * d);
-    // For a divergence, logits, their logarithms of probabilities and products, of all rows and both models.
+    // For a divergence: logits, log-probabilities and products, for all rows and both models.
     let compared = if run.keeps { 5 * n_rows * gpt.vocab_size } else { 0 };
     account.briefly(compared + logits + 2 * d + 3 * of_head);
     account.take(d + of_head);

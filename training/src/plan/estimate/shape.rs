@@ -1,5 +1,5 @@
-//! The operations of one micro-batch and what they hold. `hearth_model`'s own operations say which of their inputs and results
-//! they keep for their backward pass.
+//! The operations of one micro-batch and their memory. `hearth_model`'s operations define which of their inputs and
+//! results they keep for the backward pass.
 
 use std::collections::BTreeMap;
 
@@ -50,21 +50,22 @@ impl Shape<'_> {
         Op { kept: width, of_input: width, of_params: self.params(path), scratch: self.norm_scratch }
     }
 
-    /// A product with `[d_out, d_in]`; it keeps its input, or computes it again from one of `recomputed_from` values.
+    /// A product with `[d_out, d_in]`; it keeps its input, or recomputes it if the operation before had at least
+    /// [`RECOMPUTED_FROM`](hearth_model::ops::RECOMPUTED_FROM) values (`recomputed_from`).
     fn linear(&self, path: &str, [d_out, d_in]: [usize; 2], recomputed_from: Option<usize>) -> Op {
         let of_input = self.n_rows * d_in;
-        // With an adapter, also what its first matrix makes of the input.
+        // With an adapter, also the product of the input with its first matrix.
         let kept = self.adapter.map_or(0, |adapter| self.n_rows * adapter.rank);
         let of_params = self.params(&format!("blocks.0.{path}"));
         keeping(Op { kept, of_input, of_params, scratch: self.product_scratch * d_out }, of_input, recomputed_from)
     }
 
-    /// Dropout keeps nothing: it computes again what it dropped.
+    /// Dropout keeps nothing: it recomputes its mask.
     pub(super) fn dropout(&self) -> Option<Op> {
         (self.gpt.dropout > 0.0).then(|| Op { of_input: self.n_rows * self.gpt.d_model, ..Op::default() })
     }
 
-    /// The operations of one block's attention, and those of its MLP.
+    /// The operations of one block's attention, and of its MLP.
     pub(super) fn block(&self) -> [Vec<Op>; 2] {
         let gpt = self.gpt;
         let (d, ff, q, q_k_v) = (gpt.d_model, gpt.d_ff, gpt.q_width(), gpt.q_width() + 2 * gpt.kv_width());
@@ -82,11 +83,12 @@ impl Shape<'_> {
         // Plain operations that rotate before these norms, or multiply queries, copy all.
         let copies = usize::from(gpt.qk_norm_after_rope) + usize::from(gpt.query_temperature.is_some());
         let copy = Op { kept: of_qkv, of_input: of_qkv, ..Op::default() };
-        // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
+        // The operation keeps queries, keys and values, and the logarithm of each row's sum; the product keeps its
+        // output.
         let kept = self.n_rows * gpt.n_heads;
         let attend = Op { kept, of_input: of_qkv, of_params: 0, scratch: self.attention_scratch };
         let attend = keeping(attend, of_qkv, gpt.qk_norm.then_some(of_qkv));
-        // Plain operations keep what each of them reads: input, masks, the exponential and both branches.
+        // Plain operations keep all their inputs: input, masks, the exponential and both branches.
         let kept = if gpt.xielu { 6 * of_up } else { of_up };
         let activate = Op { kept, of_input: of_up, ..Op::default() };
         let input = self.linear("attn.qkv", [q_k_v, d], normed);
@@ -100,8 +102,9 @@ impl Shape<'_> {
         [self.part("attn", attention), self.part("mlp", vec![input, activate, output])]
     }
 
-    /// Experts with their router, all together. Each choice of a row has a row of each product's input and of the output, which is
-    /// copied when it is sorted back; the gradients of one expert's rows at a time are small beside that.
+    /// Experts with their router, as one operation. Each choice of a row has a row of each product's input and of the
+    /// output, which is copied when it is sorted back; the gradients of one expert's rows at a time are small in
+    /// comparison.
     fn experts(&self, experts: &Experts) -> Op {
         let gpt = self.gpt;
         let n_up = if gpt.gated_mlp { 2 } else { 1 };
@@ -135,7 +138,8 @@ impl Shape<'_> {
     }
 }
 
-/// The backward pass of a block. The gradient of its output goes through each part and past it, and the two are added.
+/// The backward pass of a block. The gradient of its output goes through each sublayer and past it, and the two are
+/// added.
 pub(super) fn backward_block(account: &mut Account, block: &[Vec<Op>; 2]) {
     for part in block.iter().rev() {
         let through = backward(account, part, 0);

@@ -1,4 +1,4 @@
-//! The optimizer's moments, of which each rank has some, as one checkpoint has them all.
+//! Gathers the optimizer's moments, of which each rank has a part, for one checkpoint.
 
 use anyhow::Result;
 use burn::tensor::Tensor;
@@ -24,7 +24,7 @@ pub(super) struct SavedMoment {
 }
 
 impl<'a> MomentsOfAll<'a> {
-    /// `own`, by name, and those of the other ranks, which must do the same.
+    /// Gathers `own`, by name, and the moments of the other ranks, which must call this too.
     ///
     /// # Errors
     /// A rank does not answer.
@@ -33,7 +33,7 @@ impl<'a> MomentsOfAll<'a> {
         let described =
             own.iter().map(|(name, values)| SavedMoment { name: name.clone(), n_values: values.dims()[0], rank });
         let mut all = group.gather(&described.collect::<Vec<_>>())?.concat();
-        // By path, then by the moment's own name, as one process has them.
+        // By path, then by the moment's own name, the order of a single process.
         let key = |moment: &SavedMoment| {
             let (path, name) = moment.name.rsplit_once('.').unwrap_or_default();
             (path.to_owned(), name.to_owned())
@@ -42,7 +42,7 @@ impl<'a> MomentsOfAll<'a> {
         Ok(MomentsOfAll { group, own, all })
     }
 
-    /// All, in the order in which they must be [read](Self::read).
+    /// All moments, in the order in which they must be [read](Self::read).
     pub(super) fn all(&self) -> &[SavedMoment] {
         &self.all
     }

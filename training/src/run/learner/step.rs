@@ -23,13 +23,13 @@ pub struct StepGradients {
     pub loss: f32,
     /// The norm of all gradients before clipping.
     pub grad_norm: f32,
-    /// With several ranks, those of the parameters that this rank updates.
+    /// The gradients; with several ranks, only of the parameters that this rank updates.
     pub gradients: Gradients,
     /// See [`LossGradients::balance`].
     pub balance: Option<RouterBalance>,
 }
 
-/// What a rank says of its micro-batches. Numbers are bits, since JSON has not all floats.
+/// A rank's results for its micro-batches. Floats are sent as bits, since JSON cannot represent all of them.
 #[derive(Serialize, Deserialize)]
 struct OfRank {
     loss: u32,
@@ -45,7 +45,8 @@ impl Sum for f32 {
 }
 
 impl Learner {
-    /// The same as one of the ranks of `group`, which updates its share of the parameters. It must have made no step.
+    /// Makes this learner one of the ranks of `group`, which updates its share of the parameters. It must have made no
+    /// step.
     #[must_use]
     pub fn with_group(mut self, group: &Group) -> Learner {
         if group.is_alone() {
@@ -64,11 +65,11 @@ impl Learner {
         self.shards.as_ref()
     }
 
-    /// The gradients of the step `index`, clipped by the settings, of whose micro-batches this rank's [own](Group::micro_batches) are
-    /// given, with the numbers of their micro-steps in order.
+    /// The gradients of the step `index`, clipped as set. `own` are this rank's [own](Group::micro_batches)
+    /// micro-batches, with the numbers of their micro-steps in order.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward), and a rank that does not answer.
+    /// As [`forward`](Self::forward), or a rank does not answer.
     pub fn step_gradients(&self, index: StepIndex, own: impl Iterator<Item = (usize, Batch)>) -> Result<StepGradients> {
         let own = self.gradients(index, own)?;
         if let Some(shards) = &self.shards {
@@ -122,7 +123,7 @@ fn of_rank(own: &LossGradients, shards: &Shards) -> Result<OfRank> {
     Ok(OfRank { loss: loss.to_bits(), balance, absent: shards.absent(&own.gradients) })
 }
 
-/// The sums of the squares of all gradients, of which each rank has some, in the order of their paths.
+/// The sums of the squares of all gradients, of which each rank has a part, in the order of their paths.
 fn squares_of_all(gradients: &Gradients, shards: &Shards) -> Result<Vec<f64>> {
     let mut own = gradients.square_sums()?;
     let numbered = shards.params().iter().enumerate().filter_map(|(number, param)| {

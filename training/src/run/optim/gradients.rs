@@ -36,14 +36,14 @@ impl Gradients {
         self.by_path.remove(path)
     }
 
-    /// Sets the flat gradient of one parameter; `None`: it has none.
+    /// Sets the flat gradient of one parameter; `None`: no gradient.
     pub(in crate::run) fn put(&mut self, path: &str, gradient: Option<Tensor<1>>) {
         if let Some(gradient) = gradient {
             self.by_path.insert(path.to_owned(), gradient);
         }
     }
 
-    /// The sum of two gradients of one parameter, of which one may be missing.
+    /// The sum of two gradients of one parameter; one may be missing.
     pub(in crate::run) fn sum_of(left: Tensor<1>, right: Option<Tensor<1>>) -> Tensor<1> {
         match right {
             Some(right) => ops::add_gradients(left, right),
@@ -76,8 +76,9 @@ impl Gradients {
         self.by_path.iter().map(|(path, gradient)| Ok((path.clone(), ops::square_sums(gradient)?))).collect()
     }
 
-    /// As [`clip`](Self::clip) if only some of the gradients are here: `squares` are the [`square_sums`](Self::square_sums) of all, in
-    /// the order of their paths. Returns the norm of all before.
+    /// As [`clip`](Self::clip) for a rank that has only some of the gradients: `squares` are the
+    /// [`square_sums`](Self::square_sums) of all gradients, in the order of their paths. Returns the norm of all
+    /// gradients before clipping.
     ///
     /// # Errors
     /// The device fails.
@@ -89,7 +90,7 @@ impl Gradients {
     }
 }
 
-/// Of two backward passes of the same module.
+/// Sums the gradients of two backward passes of the same module.
 impl Sum for Gradients {
     fn sum(left: Gradients, mut right: Gradients) -> Gradients {
         let add = |(path, gradient)| {

@@ -32,7 +32,7 @@ pub fn matrices_of(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
     linear_dims(config).into_iter().map(rows).collect()
 }
 
-/// The same of a model whose prediction head trains beside it.
+/// As [`matrices_of`], for a model with a prediction head that trains beside it.
 pub fn matrices_with_head(config: &GptConfig) -> BTreeMap<String, Vec<usize>> {
     let mut matrices = matrices_of(config);
     let of_layer = matrices_of(&config.of_prediction_head());

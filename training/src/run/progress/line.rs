@@ -93,7 +93,7 @@ mod tests {
 
     use super::*;
 
-    /// What was written, also after the writer has been given away.
+    /// The written bytes, accessible after the writer has been given away.
     #[derive(Clone, Default)]
     struct Written(Rc<RefCell<Vec<u8>>>);
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::Record;
 use crate::output_files::write_whole;
 
-/// What every record has.
+/// The part that every record has.
 #[derive(Deserialize)]
 struct StepOfLine {
     step: usize,
@@ -105,7 +105,7 @@ mod tests {
         let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
         let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });
         let all = [step(1), step(2), eval, sample, skip, step(3)];
-        // Records of another version of Hearth cannot be read; those up to the step stay in the file.
+        // Records of another version of Hearth cannot be read; records up to the step stay in the file.
         fs::write(&path, "{\"step\":1,\"energy\":2.50}\n{\"step\":9,\"energy\":2}\n").unwrap();
         let (mut file, kept) = MetricsFile::open(&path, 2).unwrap();
         assert!(kept.is_empty());

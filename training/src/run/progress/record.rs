@@ -39,8 +39,8 @@ pub struct StepRecord {
     /// Tokens trained on so far.
     #[serde(default)]
     pub tokens: u64,
-    /// Mean cross entropy over the step's targets, in nats per token; of preferences, the mean loss of a pair. A step that has only
-    /// texts to keep has none.
+    /// Mean cross entropy over the step's targets, in nats per token; with preferences, the mean loss of a pair. `None`
+    /// for a step that has only texts of `keep`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss: Option<f32>,
     /// AdamW's learning rate of the step.
@@ -51,10 +51,11 @@ pub struct StepRecord {
     pub tok_per_sec: f64,
     /// Seconds of training so far, earlier processes included. Differs from run to run.
     pub seconds: f64,
-    /// The load-balancing loss of a mixture's routers, if it has a weight: as many as a token's experts if all are used alike.
+    /// The load-balancing loss of a mixture's routers, if it has a weight: the number of active experts if all are used
+    /// alike.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub balance_loss: Option<f32>,
-    /// With it: the load of the expert that is used most, over the mean.
+    /// With a load-balancing loss: the load of the most used expert, relative to the mean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_load: Option<f32>,
 }
@@ -72,7 +73,7 @@ pub struct EvalRecord {
     /// Bits per byte of the validation text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_bpb: Option<f64>,
-    /// With preferences, the share of pairs whose better answer is preferred.
+    /// With preferences, the share of validation pairs whose better answer is preferred.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_accuracy: Option<f64>,
     /// Whether this is the best evaluation of the run so far.

@@ -24,7 +24,7 @@ impl EventFile {
     /// Creates an event file in the folder `dir` and removes the files of earlier processes, whose records are written
     /// again.
     ///
-    /// Also returns the times at which those were written, in seconds since 1970.
+    /// Also returns the times at which these records were first written, in seconds since 1970.
     pub(super) fn create(dir: &Path) -> Result<(EventFile, Vec<f64>)> {
         let failed = || format!("cannot write to the folder `{}`", dir.display());
         fs::create_dir_all(dir).with_context(failed)?;

@@ -1,4 +1,4 @@
-//! What ranks agree on during a run, so that all take the same steps, and what the run cost each of them.
+//! Agreement between ranks during a run, so that all make the same steps, and the costs of each rank.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Trainer, speed::Speed};
 use crate::interrupt::Interrupt;
 
-/// What signals have asked for.
+/// Requests by signals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Signals {
     /// The number of the signal that ends the run.
@@ -22,15 +22,15 @@ pub(super) struct Signals {
 pub struct RankCosts {
     /// Bytes that it sent in a step, on average.
     pub bytes_sent_per_step: u64,
-    /// Bytes of its part of the optimizer's state.
+    /// Bytes of the rank's part of the optimizer's state.
     pub optimizer_bytes: u64,
-    /// The most bytes of its process that were in memory, if the system tells.
+    /// Peak resident memory of the rank's process in bytes, if the system reports it.
     pub peak_resident_bytes: Option<u64>,
 }
 
 impl Trainer<'_> {
-    /// The time that a step took and what signals have asked for by now, the same on all ranks: the time is rank 0's, and a signal to
-    /// one rank is one to all.
+    /// Agrees on the time of a step and the signals so far, the same on all ranks: the time is rank 0's, and a signal
+    /// to one rank counts for all.
     ///
     /// # Errors
     /// A rank does not answer.
@@ -59,7 +59,7 @@ impl Trainer<'_> {
         Ok(self.agreed(Duration::ZERO, interrupt)?.1.ends.is_some())
     }
 
-    /// What the run cost each rank, by rank; nothing if this process is alone.
+    /// The costs of each rank, by rank; empty if this process is alone.
     ///
     /// # Errors
     /// A rank does not answer.

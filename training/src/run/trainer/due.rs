@@ -1,9 +1,9 @@
-//! What follows a step.
+//! The actions that are due after a step.
 
 use super::all_ranks::Signals;
 use crate::{config::TrainConfig, run::schedule::Schedule};
 
-/// What follows a step.
+/// The actions that are due after a step.
 #[expect(clippy::struct_excessive_bools, reason = "each by itself")]
 pub(super) struct Due {
     /// The step is shown.
@@ -18,7 +18,7 @@ pub(super) struct Due {
 }
 
 impl Due {
-    /// After `done` steps, by the end of which signals have asked for `signals`: a later one ends the next step.
+    /// The actions after `done` steps. `signals` are the requests so far: later ones are handled after the next step.
     pub(super) fn after(done: usize, config: &TrainConfig, schedule: &Schedule, signals: Signals) -> Due {
         let TrainConfig { eval, sample, checkpoint, .. } = config;
         let is_due = |every: usize| every > 0 && done.is_multiple_of(every);

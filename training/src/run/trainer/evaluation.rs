@@ -18,7 +18,8 @@ impl Trainer<'_> {
         self.config.eval.patience.is_some_and(|patience| self.state.n_since_best >= patience)
     }
 
-    /// Finds the best evaluation so far: the one of the model in the run's folder, if later ones compare with it.
+    /// Finds the best evaluation so far: the one of the model in the run's folder, if later evaluations are comparable
+    /// with it.
     ///
     /// # Errors
     /// A rank does not answer.
@@ -37,7 +38,7 @@ impl Trainer<'_> {
                 best.step
             ));
         }
-        // A process that ended may have saved the model of a step behind its last checkpoint.
+        // An earlier process may have saved the model of a step after its last checkpoint.
         self.kept = Best::of_model(&run.model_dir()).or(self.state.best);
         self.state.best = self.state.best.filter(|best| best.batches == self.config.eval.batches);
         if let Some(best) = self.kept.take_if(|best| best.batches != self.config.eval.batches) {
@@ -71,7 +72,8 @@ impl Trainer<'_> {
         let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss || step == best.step);
         if is_best {
             let best = Best { step, val_loss: val.loss, batches: self.config.eval.batches };
-            // If the last process ended behind this step, before a checkpoint, a better model of a later step may be there already.
+            // If the last process ended after this step, before a checkpoint, a better model of a later step may be
+            // saved already.
             if self.kept.is_none_or(|kept| kept.step <= step || val.loss < kept.val_loss) {
                 self.save_model(run, Some(best))?;
                 self.kept = Some(best);

@@ -11,11 +11,11 @@ use crate::{
     data::loader::{MaskedRows, Masking, RowSource},
 };
 
-/// Mask tokens of tokenizers that do not say which token is theirs.
+/// Usual mask tokens, for tokenizers that do not name theirs.
 const MASK_TOKENS: [&str; 2] = ["[MASK]", "<mask>"];
 
 impl Data {
-    /// The data with tokens that are masked, if the objective of `config` masks some.
+    /// The data with masked tokens, if the objective of `config` masks some.
     ///
     /// # Errors
     /// The tokenizer has no mask token.

@@ -65,7 +65,7 @@ pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Devi
     }
 }
 
-/// The model that a run with `config` goes on with, on an autodiff device.
+/// The model from which a run with `config` continues, on an autodiff device.
 ///
 /// # Errors
 /// The checkpoint, or the model of its adapter, cannot be opened.

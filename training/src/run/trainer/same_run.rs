@@ -1,4 +1,4 @@
-//! What must be the same when a run goes on from a checkpoint, or starts from a model.
+//! Checks that must hold when a run continues from a checkpoint, or starts from a model.
 
 use std::path::Path;
 
@@ -43,7 +43,8 @@ pub(super) fn require_same_run(checkpoint: &Checkpoint, config: &TrainConfig, da
     Ok(())
 }
 
-/// Refuses the data in the folder `data` if its tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
+/// Rejects the data in the folder `data` if its tokens mean something else to the model in `dir`; checked if the
+/// model's tokenizer is there.
 pub(super) fn require_same_tokens(dir: &Path, of_data: &Tokenizer, data: Option<&Path>) -> Result<()> {
     if dir.is_dir() && !model_dir::model_of(dir).join("tokenizer.json").exists() {
         return Ok(());

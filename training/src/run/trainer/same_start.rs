@@ -1,4 +1,4 @@
-//! What ranks must have in common before the first step.
+//! Checks that all ranks start with the same inputs.
 
 use anyhow::Result;
 use burn::{
@@ -15,10 +15,10 @@ use super::Trainer;
 use crate::{eval::read_floats, ranks::same::Fact};
 
 impl Trainer<'_> {
-    /// Refuses ranks that would compute something else than rank 0. All ranks must call it.
+    /// Rejects ranks that would compute something else than rank 0. All ranks must call it.
     ///
     /// # Errors
-    /// The rank that differs, in what, and what to do.
+    /// The rank that differs, the difference, and a hint.
     pub fn require_same_start(&self) -> Result<()> {
         if self.group.is_alone() {
             return Ok(());
@@ -49,7 +49,7 @@ impl Trainer<'_> {
         ])
     }
 
-    /// Of all values that train.
+    /// The digest of all trained values.
     fn weights_digest(&self) -> Result<Digest> {
         struct Read {
             digester: Digester,

@@ -22,7 +22,7 @@ impl Trainer<'_> {
         let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
         let context = gpt.config().max_seq_len;
         let prompt_ids = prompt_ids(&settings.prompt, tokenizer, context);
-        // An encoder reads the prompt, and the decoder begins with its own tokens.
+        // An encoder reads the prompt, and the decoder begins with its start tokens.
         let (source_ids, prompt_ids) = match gpt.config().is_encoder_decoder() {
             true => (prompt_ids, self.data.decoder.start.clone()),
             false => (Vec::new(), prompt_ids),

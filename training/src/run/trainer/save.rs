@@ -1,4 +1,4 @@
-//! What a run writes of its model: checkpoints, and the model to use.
+//! Writes a run's models: checkpoints, and the model to use.
 
 use anyhow::{Context, Result};
 use burn::module::Module;
@@ -12,8 +12,8 @@ use crate::run::{
 };
 
 impl Trainer<'_> {
-    /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. What was reported of its
-    /// steps must be on the disk.
+    /// Writes a checkpoint, and the model if no evaluation chooses one, and removes old checkpoints. The records of its
+    /// steps must be on the disk already.
     pub(super) fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
         if !self.data.val.has_targets() {
             // Without a validation split the best model is unknown: the last one is kept.
@@ -31,10 +31,10 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Writes a checkpoint. Rank 0 does, and the others send it what they have.
+    /// Writes a checkpoint. Rank 0 writes it; the others send their parts to it.
     ///
     /// # Errors
-    /// The folder cannot be written to. Earlier checkpoints stay.
+    /// The folder cannot be written to. Earlier checkpoints are kept.
     pub fn save_checkpoint(&self, run: &RunDir) -> Result<()> {
         let own = match &self.replicas {
             None => self.learner.optimizer.moments(),

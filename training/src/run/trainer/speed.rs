@@ -10,7 +10,7 @@ use crate::{eval::read_numbers, run::learner::LossGradients};
 /// Time after which the measurement ends, once it has the least number of [`TRIES`].
 const TRIAL: Duration = Duration::from_secs(3);
 
-/// Steps that are tried at least, and at most.
+/// Minimum and maximum number of trial steps.
 const TRIES: [usize; 2] = [2, 10];
 
 /// How long steps take.

@@ -191,6 +191,6 @@ fn new_learner(gpt: Gpt, config: &TrainConfig, group: &Group) -> Result<Learner>
     let routers = config.router_losses(gpt.config())?;
     let learner = Learner::new(gpt, config.optim.clone(), config.seed);
     let learner = learner.with_objective(config.objective).with_router_losses(routers);
-    // Replicas share nothing in a step.
+    // Replicas share nothing within a step.
     Ok(if config.parallel.replicas == 1 { learner.with_group(group) } else { learner })
 }

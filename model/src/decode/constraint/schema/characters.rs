@@ -161,7 +161,7 @@ fn digits(ranges: &[(u32, u32)], n: u32) -> Option<String> {
     Some(if alternatives.len() == 1 { alternatives.concat() } else { format!("(?:{})", alternatives.join("|")) })
 }
 
-/// Sorted ranges, with those that touch joined.
+/// Sorted ranges, with adjacent ones joined.
 fn joined(ranges: Ranges) -> Ranges {
     let mut result: Ranges = Vec::new();
     for (from, to) in ranges {

@@ -1,4 +1,4 @@
-//! The schemas in a document, and what their references refer to.
+//! The schemas in a document, and the targets of their references.
 
 use std::collections::HashMap;
 
@@ -31,14 +31,15 @@ const PARTS: [&str; 21] = [
     "unevaluatedProperties",
 ];
 
-/// Those that contain schemas by name.
+/// Keywords that contain schemas by name.
 const NAMED_PARTS: [&str; 6] =
     ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
 
 /// Keywords whose values are data, which may look like schemas.
 const DATA: [&str; 5] = ["const", "default", "enum", "example", "examples"];
 
-/// Calls `visitor` for a schema and everything inside it that may be one: references can point anywhere but into data.
+/// Calls `visitor` for every schema and everything inside it that may be one: references can point anywhere except into
+/// data.
 pub(super) fn visit<'a>(schema: &'a Value, visitor: &mut impl FnMut(&'a Map<String, Value>)) {
     match schema {
         Value::Array(items) => items.iter().for_each(|item| visit(item, visitor)),
@@ -75,10 +76,10 @@ fn parts<'a>(members: &'a Map<String, Value>, at: &str) -> Vec<(String, &'a Valu
     parts
 }
 
-/// A document, with the schemas that have a name of their own.
+/// A document, with the schemas that have an identifier.
 pub(super) struct Document<'a> {
     root: &'a Value,
-    /// Schemas with an `$id`, by their URI without fragment; the root is under its own.
+    /// Schemas with an `$id`, by their URI without fragment; the root has its own URI.
     resources: HashMap<String, &'a Value>,
     /// Schemas with an `$anchor` or `$dynamicAnchor`, by the URI of their resource and the anchor.
     anchors: HashMap<(String, String), &'a Value>,
@@ -150,7 +151,7 @@ impl<'a> Document<'a> {
             "/" if resource.get("").is_none() => resource,
             _ => resource
                 .pointer(&fragment)
-                // A schema with an `$id` may be addressed from the root too.
+                // A schema with an `$id` may also be addressed from the root.
                 .or_else(|| self.root.pointer(&fragment).filter(|_| uri.is_empty()))
                 .ok_or_else(missing)?,
         };

@@ -1,9 +1,9 @@
 //! The formats of JSON Schema as patterns, each with an end: without one, some models write for ever.
 
-/// The pattern of a format. `None` if JSON Schema does not define the format: it then says nothing.
+/// The pattern of a format. `None` if JSON Schema does not define the format: it then restricts nothing.
 ///
 /// # Errors
-/// The format is defined, and cannot be enforced.
+/// The format is defined, but cannot be enforced.
 pub(super) fn pattern(format: &str) -> Result<Option<String>, String> {
     let date = date();
     let label = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?";
@@ -59,7 +59,7 @@ fn duration() -> String {
     format!("P(?:{n}W|{time}|(?:{n}Y(?:{n}M(?:{n}D)?)?|{n}M(?:{n}D)?|{n}D)(?:{time})?)")
 }
 
-/// Eight groups. One run of zero groups may be left out; an IPv4 address may stand for the last two.
+/// Eight groups. One run of zero groups may be left out; an IPv4 address may replace the last two.
 fn ipv6() -> String {
     let group = "[0-9a-fA-F]{1,4}";
     let last = format!("(?:{group}:{group}|{IPV4})");
@@ -70,7 +70,7 @@ fn ipv6() -> String {
             1 => group.to_owned(),
             n => format!("{group}(?::{group}){{{}}}", n - 1),
         };
-        // After the gap at most 7 - before groups.
+        // At most 7 - before groups follow the gap.
         let room = 7 - before;
         if room >= 2 {
             forms.push(format!("{head}::(?:{group}:){{0,{}}}{last}", room - 2));

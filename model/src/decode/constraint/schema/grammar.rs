@@ -1,5 +1,5 @@
-//! Writes a schema as a grammar in Lark, from which everything that cannot come to an end has been removed: otherwise a
-//! text could begin something that nothing may follow.
+//! Writes a schema as a grammar in Lark, without any rule that can never be completed: otherwise a text could begin
+//! something that cannot end.
 
 mod arrays;
 mod impossible;
@@ -35,11 +35,11 @@ const MAX_COUNTED: u64 = 5_000;
 /// Maximum number of alternatives of one value, other than constants.
 const MAX_ALTERNATIVES: usize = 500;
 
-/// The grammar, in Lark, of the JSON texts that follow a schema. A lenient schema's keywords that cannot be enforced are
-/// passed over, which the log says.
+/// The grammar, in Lark, of the JSON texts that follow a schema. Keywords of a lenient schema that cannot be enforced
+/// are ignored and logged.
 ///
 /// # Errors
-/// The schema is wrong, or cannot be enforced.
+/// The schema is invalid, or cannot be enforced.
 pub(in crate::decode::constraint) fn written(schema: &Value) -> Result<String, GrammarError> {
     let name = lenient_name(schema);
     let reader = Reader::new(schema, name.is_some());
@@ -83,7 +83,7 @@ struct Writer<'a> {
     /// Definitions in Lark.
     terminals: Vec<String>,
     terminal_ids: HashMap<String, usize>,
-    /// The required member that an object may not have, by the rule of the object: then there is no such object.
+    /// Rules of objects that require a member which they do not allow, with that member: there is no such object.
     forbidden: HashMap<RuleId, String>,
 }
 
@@ -172,7 +172,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// A constant of JSON in all of its spellings.
+    /// A JSON constant, in all of its spellings.
     fn json(&mut self, value: &str) -> Symbol {
         match serde_json::from_str(value) {
             Ok(Value::String(text)) => self.quoted(&text),
@@ -189,7 +189,7 @@ impl Writer<'_> {
     }
 
     fn lark(&self) -> String {
-        // One piece of white space between two tokens; more of it could go on for ever.
+        // One piece of white space between two tokens; more could repeat without end.
         let mut lark = format!("%llguidance {{\"ignore_once\": true}}\n%ignore /{WHITESPACE}/\nstart: r0\n");
         for (id, rule) in self.rules.iter().enumerate().filter(|(_, rule)| !rule.alternatives.is_empty()) {
             let alternatives: Vec<String> = rule.alternatives.iter().map(Alternative::in_lark).collect();

@@ -1,8 +1,8 @@
 //! Patterns of JSON Schema (regular expressions of ECMA-262) as regular expressions over the JSON text of a string.
 //!
 //! A pattern matches anywhere in a string unless it has anchors. The libraries that check answers often use their
-//! language's own expressions, in which `\w`, `\s`, `.` and `$` mean something else than in ECMA-262. So each expression is
-//! translated twice: into the strings that all of them match, and into those that any of them matches.
+//! language's own expressions, in which `\w`, `\s`, `.` and `$` differ from ECMA-262. So each expression is translated
+//! twice: to the strings that it matches in all of these dialects, and to the strings that it matches in any of them.
 
 mod parser;
 
@@ -35,7 +35,7 @@ impl Pattern {
     /// Translates a pattern.
     ///
     /// # Errors
-    /// What is wrong or not supported.
+    /// The pattern is invalid or not supported; says what.
     pub(super) fn new(source: &str) -> Result<Self, String> {
         let mut parser = Parser::new(source)?;
         let mut pattern = Self::default();
@@ -66,7 +66,7 @@ impl Pattern {
         }
     }
 
-    /// A format: the pattern has only some of its strings, so none is surely not of the format.
+    /// A format. Its pattern matches only some strings of the format, so no string is certain to be outside the format.
     pub(super) fn of_format(source: &str) -> Result<Self, String> {
         let mut pattern = Self::new(source)?;
         pattern.all.iter_mut().for_each(|expression| expression.maybe = format!("{}*", *ANY));
@@ -92,8 +92,8 @@ impl Pattern {
     }
 }
 
-/// The translation of a node by what it asserts: whether its match begins at the start of the text (1), and whether it
-/// ends at the end of the text (2). Empty matches are apart, because anchors are asserted at both of their ends.
+/// The translation of a node by its anchors: whether its match begins at the start of the text (1), and whether it ends
+/// at the end of the text (2). Empty matches are separate, because their anchors apply at both ends.
 #[derive(Clone, Debug, Default)]
 struct Parts {
     empty: [bool; 4],
@@ -118,7 +118,7 @@ impl Parts {
             Node::End => {
                 parts.empty[END] = true;
                 if dialects == Dialects::Some {
-                    // In some, `$` matches before a line break at the end.
+                    // In some dialects, `$` matches before a line break at the end.
                     parts.full[END] = one_of(&set(&[('\n', '\n')]));
                 }
             }
@@ -242,7 +242,7 @@ impl Expression {
     }
 }
 
-/// The strings in which a node matches; `None` if there are none.
+/// The strings in which a node matches; `None` if it matches none.
 fn translation(node: &Node, dialects: Dialects) -> Result<Option<String>, String> {
     let parts = Parts::of(node, dialects)?;
     let anything = format!("{}*", *ANY);

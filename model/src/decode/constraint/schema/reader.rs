@@ -20,7 +20,7 @@ use super::{
     values::{Arrays, Atom, Goal, Items, Members, NodeId, Numbers, Objects, Texts, Values, anything},
 };
 
-/// Maximum number of sets that one schema may be.
+/// Maximum number of sets of values that one schema may expand to.
 const MAX_SETS: usize = 5_000;
 
 /// Maximum nesting of schemas for the same value.
@@ -34,7 +34,7 @@ pub(super) struct Reader<'a> {
     nodes: Vec<&'a Value>,
     ids: HashMap<*const Value, NodeId>,
     known: HashMap<Goal, Sets>,
-    /// Goals that are being read: one that needs itself has no meaning.
+    /// Goals that are being read: a goal that depends on itself is undefined.
     active: HashSet<Goal>,
     /// Patterns by their source.
     patterns: HashMap<String, Rc<Pattern>>,
@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         GrammarError { at: self.at(node, keyword), what: what.into() }
     }
 
-    /// Passes over a keyword that cannot be enforced, or refuses it.
+    /// Ignores a keyword that cannot be enforced, or rejects it.
     ///
     /// # Errors
     /// The schema must be enforced as a whole.
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
         Ok(all.unwrap_or_else(anything))
     }
 
-    /// What two lists of sets have in common.
+    /// The pairwise intersections of two lists of sets.
     fn product(
         &self,
         left: &[Values],
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
         for (keyword, value) in members {
             let found = match keyword.as_str() {
                 own if OWN.contains(&own) => {
-                    // Once, and where `properties` stands: members have the order in which schemas list them.
+                    // Once, at the position of `properties`: members have the order in which schemas list them.
                     let is_place = own == "properties" || !members.contains_key("properties");
                     if reads_own || !is_place {
                         continue;
@@ -233,7 +233,8 @@ impl<'a> Reader<'a> {
         Ok(sets)
     }
 
-    /// What a keyword that applies other schemas, or that lists values, allows. `None` if it says nothing.
+    /// The values that a keyword allows which applies other schemas or lists values. `None` if it does not restrict the
+    /// value.
     fn applied(
         &mut self,
         node: NodeId,
@@ -317,7 +318,7 @@ impl<'a> Reader<'a> {
         for layer in &objects.layers {
             let named = layer.named.iter().filter(|(other, _)| **other == *name).map(|(_, goal)| goal);
             let mut goals: Vec<&Goal> = named.collect();
-            // A name that matches in some dialects must satisfy what holds in either case.
+            // A name that matches in only some dialects must satisfy the goals for both cases.
             let mut is_sure = !goals.is_empty();
             for (pattern, goal) in &layer.patterns {
                 let matches = self.matches(pattern, name)?;

@@ -19,7 +19,7 @@ const LONG: u64 = 1_000;
 /// The number of characters of a piece.
 const PIECE: u64 = 64;
 
-/// Strings that match all of `all` and none of `none`, which leave out the quotes.
+/// Strings that match all of `all` and none of `none`; these expressions do not include the quotes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Terminal {
     pub(super) all: Vec<String>,
@@ -73,7 +73,7 @@ pub(super) fn of_texts(texts: &Texts) -> Terminal {
     terminal
 }
 
-/// Strings with large limits on their length, as a grammar of their own: in a terminal each length would be a state of the
+/// Strings with large limits on their length, as a separate grammar: in a terminal, each length would be a state of the
 /// lexer. `None` if there are other limits too, or only small ones.
 pub(super) fn long_texts(texts: &Texts) -> Option<String> {
     let Texts { only: None, min_length: min, max_length: max, except, patterns } = texts else { return None };
@@ -146,7 +146,7 @@ fn is_impossible(parts: Vec<RegexAst>) -> Result<bool, String> {
 pub(super) enum Matches {
     Yes,
     No,
-    /// That depends on the dialect of regular expressions.
+    /// Depends on the dialect of regular expressions.
     InSomeDialects,
 }
 

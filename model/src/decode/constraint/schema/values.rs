@@ -1,4 +1,4 @@
-//! Sets of JSON values of one type, and what two of them have in common.
+//! Sets of JSON values of one type, and their intersections.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use super::pattern::Pattern;
 /// A schema, by its index in the reader.
 pub(super) type NodeId = usize;
 
-/// What a value must satisfy.
+/// A condition on a value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Atom {
     /// A schema.
@@ -20,7 +20,7 @@ pub(super) enum Atom {
     Not(Goal),
 }
 
-/// All of these. Without any, every value is allowed.
+/// A conjunction of conditions. An empty one allows every value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Goal(pub(super) Vec<Atom>);
 
@@ -86,7 +86,7 @@ pub(super) struct Numbers {
 pub(super) struct Texts {
     /// Only these.
     pub(super) only: Option<Vec<Rc<str>>>,
-    /// None of these.
+    /// Excludes these.
     pub(super) except: Vec<Rc<str>>,
     pub(super) min_length: u64,
     pub(super) max_length: Option<u64>,
@@ -99,7 +99,7 @@ pub(super) struct Arrays {
     pub(super) layers: Vec<Items>,
     pub(super) min: u64,
     pub(super) max: Option<u64>,
-    /// The schema that wants the items to be different.
+    /// The schema with `uniqueItems`.
     pub(super) unique: Option<NodeId>,
     pub(super) contains: Vec<Contains>,
 }
@@ -108,14 +108,14 @@ pub(super) struct Arrays {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Items {
     pub(super) first: Vec<Goal>,
-    /// Of the items after these.
+    /// The goal of the remaining items.
     pub(super) rest: Option<Goal>,
 }
 
 /// How many items satisfy a goal.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Contains {
-    /// The schema that says so.
+    /// The schema with `contains`.
     pub(super) node: NodeId,
     pub(super) goal: Goal,
     pub(super) min: u64,
@@ -131,7 +131,7 @@ pub(super) struct Objects {
     /// The schema with `minProperties`.
     pub(super) min_node: NodeId,
     pub(super) max: Option<u64>,
-    /// What names must satisfy.
+    /// The goal for names of members.
     pub(super) names: Goal,
 }
 
@@ -140,7 +140,7 @@ pub(super) struct Objects {
 pub(super) struct Members {
     pub(super) named: Vec<(Rc<str>, Goal)>,
     pub(super) patterns: Vec<(Rc<Pattern>, Goal)>,
-    /// Of the members that are not in these.
+    /// The goal of the remaining members.
     pub(super) rest: Option<Goal>,
     /// Whether the schema lists members by name, even if it lists none.
     pub(super) lists_names: bool,
@@ -160,7 +160,7 @@ pub(super) fn anything() -> Vec<Values> {
 }
 
 impl Values {
-    /// The values that are in both sets. `None` if it is clear that there are none.
+    /// The intersection of both sets. `None` if it is certain to be empty.
     pub(super) fn and(&self, other: &Self) -> Option<Self> {
         match (self, other) {
             (Self::Null, Self::Null) => Some(Self::Null),
@@ -241,7 +241,7 @@ impl Numbers {
         {
             return None;
         }
-        // Of two equal bounds, the excluded one is the narrower one.
+        // If two bounds are equal, the excluded one is narrower.
         let exclusive_first = |bound: (f64, bool)| (bound.0, !bound.1);
         let most = smaller(self.most.map(exclusive_first), other.most.map(exclusive_first));
         let multiples = united(&self.multiples, &other.multiples);
@@ -389,12 +389,12 @@ impl Arrays {
         goals.fold(Goal::default(), |all, goal| all.and(goal))
     }
 
-    /// The number of items that have goals of their own.
+    /// The number of items with separate goals.
     pub(super) fn n_first(&self) -> usize {
         self.layers.iter().map(|layer| layer.first.len()).max().unwrap_or_default()
     }
 
-    /// The goal of the items after those.
+    /// The goal of the remaining items.
     pub(super) fn rest(&self) -> Goal {
         let goals = self.layers.iter().filter_map(|layer| layer.rest.as_ref());
         goals.fold(Goal::default(), |all, goal| all.and(goal))

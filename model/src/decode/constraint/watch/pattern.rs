@@ -50,15 +50,16 @@ impl Mark {
         Self { pattern: Pattern::Anywhere { bytes, fallbacks }, read: Vec::new() }
     }
 
-    /// The mark, if the grammar has more text before what follows it.
+    /// Sets the text that the grammar reads when the mark is complete: the beginning of the grammar, which does not
+    /// follow the mark again.
     #[must_use]
     pub fn reading(self, before: &str) -> Self {
         Self { read: before.as_bytes().to_vec(), ..self }
     }
 
-    /// A mark that counts at the start of a text, and after the end of another marked part. `parts`: its pieces, before
-    /// each of which any number of blanks may stand: of the first bytes before the first one, of the second ones before
-    /// the others. The grammar begins with `read`, which is the mark itself in the grammar's white space.
+    /// A mark that counts at the start of a text, and after the end of another marked part. Its pieces are `parts`; any
+    /// number of the bytes `before` may precede the first piece, any number of `between` each other piece. The grammar
+    /// begins with `read`: the mark itself, in the grammar's white space.
     pub fn at_start(parts: &[&str], [before, between]: [&'static [u8]; 2], read: &str) -> Self {
         let item = |(index, part): (usize, &&str)| {
             let blanks = Item::Several(if index == 0 { before } else { between });
@@ -112,7 +113,8 @@ impl Mark {
     }
 }
 
-/// The items at which a text may continue, given that it may continue at `from`: several of a set may also be none.
+/// The items at which a text may continue, given that it may continue at `from`: an item that may repeat may also be
+/// skipped.
 fn with_skipped(items: &[Item], from: impl IntoIterator<Item = usize>) -> Vec<usize> {
     let mut next: Vec<usize> = Vec::new();
     for mut at in from {

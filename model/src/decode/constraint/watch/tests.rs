@@ -10,7 +10,7 @@ use crate::{
     text::tokenizer::Tokenizer,
 };
 
-/// Tokens of several characters, beside those of one; the last one is special.
+/// Tokens of several characters, besides the single characters; the last one is special.
 const LONGER: [&str; 9] = ["<t", ">", ">{", ">x", "a<t>{", "a<t>x", "}a", "</think>", "[CALL]"];
 
 fn tokenizer() -> Tokenizer {
@@ -122,7 +122,7 @@ fn marks_do_not_count_in_a_silence() {
     assert_eq!(text.forbidden(), [">x", "a<t>x"]);
     text.push(&[">"]);
     assert!(text.watch.is_bound());
-    // Within the grammar's text there is no such part.
+    // Within the grammar's text, `silence` has no effect.
     text.watch.silence();
     assert!(text.watch.is_bound() && !text.watch.wake("<t>").unwrap());
     text.push(&["{", "}"]);

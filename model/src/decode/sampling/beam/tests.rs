@@ -97,7 +97,7 @@ fn beam_search_wider_than_all_answers_ranks_them_exhaustively() {
     }
 }
 
-/// The definition, written down naively: all continuations of all beams, sorted.
+/// A naive reference: sorts all continuations of all beams.
 fn naive(width: usize, max_tokens: usize, stop: &[TokenId]) -> Vec<Vec<TokenId>> {
     let (mut beams, mut finished) = (vec![(Vec::new(), 0.0)], Vec::new());
     for n_tokens in 1..=max_tokens {
@@ -161,7 +161,7 @@ fn beams_at_tiny_temperatures_rank_all_tokens_by_their_logits() {
 
 #[test]
 fn early_stopping_decides_when_beam_search_ends() {
-    /// 1 begins the likely answers. They may end after two more tokens; if they do not, they go on without an end.
+    /// 1 begins the likely answers. They may end after two more tokens; if they do not, they never end.
     fn logits(prefix: &[TokenId]) -> Vec<f32> {
         let probabilities: [f32; 3] = match prefix {
             [] => [0.3, 0.65, 0.05],

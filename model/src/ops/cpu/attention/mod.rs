@@ -1,12 +1,12 @@
 //! Attention over the pages of the KV cache, which are read in place.
 //!
-//! A row attends [`CHUNK`] positions at a time: scores, weights relative to the chunk's largest score, and weighted values.
-//! Chunks are added in their order, each sum multiplied by `e` to the power of its largest score less the largest of all
-//! (<https://arxiv.org/abs/2205.14135>). Chunks begin at multiples of their length, whatever is computed together, and a row
-//! leaves out what it must not see. So its bits do not depend on whether it is decoded alone or in a chunk of prefill, or on
-//! how many threads share its chunks.
+//! A row attends [`CHUNK`] positions at a time: scores, weights relative to the chunk's largest score, and weighted
+//! values. Chunks are added in their order, each sum multiplied by `e` to the power of its largest score less the
+//! largest of all (<https://arxiv.org/abs/2205.14135>). Chunks begin at multiples of their length, whatever is computed
+//! together, and a row leaves out positions that it must not see. So its bits do not depend on whether it is decoded
+//! alone or in a chunk of prefill, or on how many threads share its chunks.
 //!
-//! Floats ([`float`]) are widened in registers; whole numbers of 8 bits ([`eight_bit`]) are multiplied as they are.
+//! Floats ([`float`]) are widened in registers; 8-bit integers ([`eight_bit`]) are multiplied directly.
 
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 mod eight_bit;
@@ -35,8 +35,8 @@ const _: () = assert!(LANES == PAGE_SIZE);
 const CHUNK: usize = 512;
 /// Pages of a chunk.
 const CHUNK_TILES: usize = CHUNK / LANES;
-/// Queries (rows times heads that share a key head) that read the keys together: of a prompt as many as possible, since its keys
-/// and values come from L2 or beyond, while the scores of so many stay in L2.
+/// Queries (rows times heads that share a key head) that read the keys together. Prefill uses as many as possible,
+/// since its keys and values come from L2 or beyond, while the scores of this many queries stay in L2.
 const MAX_QUERIES: usize = 32;
 /// Minimum number of queries per task, if a sequence has that many, even if this makes few tasks: the registers hold
 /// the sums of that many queries.
@@ -49,8 +49,8 @@ const PARALLEL_WORK: usize = 1 << 17;
 /// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
 const FEW_TASKS: usize = 4;
 
-/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. A head's score among
-/// `sinks [n_heads]`, if there are any, joins the softmax's denominator.
+/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`. `sinks
+/// [n_heads]` adds a score per head to the softmax's denominator.
 pub(in crate::ops) fn attention_paged<E: PagedElement>(
     queries: &[f32],
     pools: [&[E]; 2],
@@ -63,7 +63,7 @@ pub(in crate::ops) fn attention_paged<E: PagedElement>(
     output
 }
 
-/// The same, written to `output`; a row of queries begins every `stride` values.
+/// As [`attention_paged`], but written to `output`; rows of queries are `stride` values apart.
 pub(super) fn attention_paged_into<E: PagedElement>(
     queries: &[f32],
     stride: usize,
@@ -87,7 +87,7 @@ pub(super) fn attention_paged_into<E: PagedElement>(
     let outputs = Outputs { whole: SharedMut::new(output), parts: SharedMut::new(&mut parts) };
     let all = &tasks.all;
     if is_parallel {
-        // The last tasks of a prompt have the most keys: they run first, so that no long task is left for the end.
+        // The last tasks of a prompt have the most keys: start with them, so that no long task is left for the end.
         thread_pool::parallel_for(all.len(), |n| all[all.len() - 1 - n].run(&pools, &outputs));
         if !tasks.split.is_empty() {
             thread_pool::parallel_for(tasks.split.len() * options.n_heads, |n| {
@@ -105,7 +105,7 @@ thread_local! {
     static PARTS: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
-/// Rows per task: as many as read the keys together, unless there would be too few tasks.
+/// Rows per task: as many as [`MAX_QUERIES`] allows, unless there would be too few tasks.
 fn rows_per_task(sequences: &[PagedRows], n_threads: usize, options: &AttentionOptions) -> usize {
     let n_rows: usize = sequences.iter().map(|sequence| sequence.rows.len()).sum();
     let enough = n_rows * options.n_kv_heads / (FEW_TASKS * n_threads);
@@ -129,7 +129,7 @@ fn n_keys(sequence: &PagedRows) -> usize {
 
 /// An element of pools over which rows attend.
 pub(in crate::ops) trait PagedElement: KvElement {
-    /// Attends with queries of a task, at most [`MAX_QUERIES`].
+    /// Attention for the queries of a task, at most [`MAX_QUERIES`].
     fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>);
 }
 
@@ -158,14 +158,14 @@ pub(in crate::ops) struct Pools<'a, E> {
     stride: usize,
     keys: &'a [E],
     values: &'a [E],
-    /// Of either.
+    /// The layout of both pools.
     layout: PoolLayout,
     options: &'a AttentionOptions,
     /// `[n_heads]`.
     sinks: Option<&'a [f32]>,
 }
 
-/// Where tasks write.
+/// Outputs of tasks.
 pub(in crate::ops) struct Outputs<'a> {
     /// `[n_rows, n_heads, head_dim]`.
     whole: SharedMut<'a, f32>,
@@ -183,19 +183,19 @@ pub(in crate::ops) struct Task<'a> {
     /// Among the sequence's rows.
     rows: Range<usize>,
     kv_head: usize,
-    /// The positions that some of its rows sees.
+    /// The positions that at least one row of the task sees.
     seen: Range<usize>,
     /// The chunks that this task attends over, among all that its rows see.
     chunks: Range<usize>,
-    /// Where in [`Outputs::parts`] the results of its chunks go, if other tasks have the other chunks of its row.
+    /// Start of this task's results in [`Outputs::parts`], if other tasks have the other chunks of the row.
     parts: Option<usize>,
 }
 
-/// A row whose chunks are shared out.
+/// A row whose chunks are divided among tasks.
 struct SplitRow {
     row: usize,
     chunks: Range<usize>,
-    /// Where in [`Outputs::parts`] the results of its chunks are.
+    /// Start of its chunks' results in [`Outputs::parts`].
     parts: usize,
 }
 
@@ -274,7 +274,7 @@ pub(in crate::ops) struct Query<'a> {
     /// The positions that it sees.
     sees: Range<usize>,
     slope: Option<f32>,
-    /// What is added to the scores of the keys from position 0 on.
+    /// Relative position bias of the scores, for keys from position 0 on.
     relative: Option<&'a [f32]>,
     softcap: Option<f32>,
 }
@@ -314,13 +314,13 @@ impl Task<'_> {
         (self.chunks.end * CHUNK_TILES).min(self.seen.end.div_ceil(LANES)) - 1
     }
 
-    /// The positions of `tiles` that some row of the task sees, as three ranges in order: those that all rows see in
-    /// the middle, and those that only some rows see before and after it.
+    /// The positions of `tiles` that some row of the task sees, as three ranges: the positions that all rows see in the
+    /// middle, and those that only some rows see before and after.
     fn seen_of(&self, tiles: &Range<usize>, options: &AttentionOptions) -> [Range<usize>; 3] {
         let n_positions = n_positions(self.sequence);
         let of_first = options.seen(self.sequence.start + self.rows.start, n_positions);
         let of_last = options.seen(self.sequence.start + self.rows.end - 1, n_positions);
-        // From the beginning of what the last row sees to the end of what the first sees.
+        // The middle range starts where the last row's view starts, and ends where the first row's view ends.
         let start = of_last.start;
         let end = of_first.end.max(start);
         let within = |positions: Range<usize>| {
@@ -330,8 +330,9 @@ impl Task<'_> {
         [of_first.start..start, start..end, end..of_last.end].map(within)
     }
 
-    /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same pages' values
-    /// are prefetched, and while values are added, the next chunk's keys. Into L2, since L1 has no room for them.
+    /// Whether keys and values come from memory. It is then read all the time: while keys are multiplied, the same
+    /// pages' values are prefetched, and while values are added, the next chunk's keys. They go to L2, since L1 has no
+    /// room for them.
     fn is_memory_bound(&self, options: &AttentionOptions) -> bool {
         self.rows.len() * options.n_heads <= MAX_MEMORY_BOUND_QUERIES * options.n_kv_heads
     }
@@ -371,8 +372,8 @@ impl<'a, E: KvElement> Pools<'a, E> {
     }
 }
 
-/// The parts in which so many queries of a key head are computed, `most` of them at a time: the first of each and their number.
-/// As few parts as possible, of about the same size.
+/// Splits the `n_queries` queries of a key head into as few parts of about equal size, at most `most` each: the first
+/// query of each part, and how many.
 fn parts(n_queries: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let n_parts = n_queries.div_ceil(most);
     (0..n_parts).map(move |part| {
@@ -386,7 +387,7 @@ fn parts(n_queries: usize, most: usize) -> impl Iterator<Item = (usize, usize)> 
 trait Kernels {
     type Element: KvElement;
 
-    /// Computes what all chunks need.
+    /// Prepares what all chunks need, such as quantized queries.
     ///
     /// # Safety
     /// The machine has the instructions.
@@ -424,13 +425,13 @@ unsafe fn attend<K: Kernels>(
     let stored_dim = options.head_dim.next_multiple_of(K::Element::DIM_UNIT);
     let mut buffers = BUFFERS.take();
     buffers.clear(queries.len(), stored_dim, task.parts.is_none());
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { K::begin(queries, pools, &mut buffers) };
     for (n, tiles) in task.tiles_by_chunk().enumerate() {
         if n > 0 {
             buffers.chunk_sums.fill(0.0);
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { K::attend_chunk(queries, tiles, task, pools, &mut buffers) };
         for (number, query) in queries.iter().enumerate() {
             let sum = &buffers.chunk_sums[number * stored_dim..][..stored_dim];
@@ -443,7 +444,7 @@ unsafe fn attend<K: Kernels>(
                 part[..options.head_dim].copy_from_slice(&sum[..options.head_dim]);
                 part[options.head_dim..].copy_from_slice(&[state.max, state.sum]);
             } else {
-                // If the query sees nothing of the chunk, `sum` is zeros and `state` is that of no positions.
+                // If the query sees nothing of the chunk, `sum` is zeros and `state` is the empty state.
                 let (sums, states) = (&mut buffers.sums, &mut buffers.states);
                 states[number].add(&mut sums[number * stored_dim..][..stored_dim], sum, state);
             }
@@ -451,7 +452,7 @@ unsafe fn attend<K: Kernels>(
     }
     if task.parts.is_none() {
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
-            // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
+            // SAFETY: a row's head belongs to one task, since sequences share no rows, and is stored once.
             let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
             let denominator = state.denominator(pools.sink(query.head));
             output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / denominator);
@@ -473,7 +474,7 @@ struct Buffers {
     /// Weighted values of a chunk, `[n_queries, stored_dim]`, and their states.
     chunk_sums: Vec<f32>,
     chunk_states: Vec<SoftmaxState>,
-    /// The same of all chunks.
+    /// Weighted values and states of all chunks so far.
     sums: Vec<f32>,
     states: Vec<SoftmaxState>,
     /// A page widened to f32.

@@ -14,14 +14,15 @@ pub(super) struct SoftmaxState {
 }
 
 impl Default for SoftmaxState {
-    /// Of no positions.
+    /// The state of no positions.
     fn default() -> Self {
         Self { max: f32::NEG_INFINITY, sum: 0.0 }
     }
 }
 
 impl SoftmaxState {
-    /// What weighted values are divided by. A sink joins it: a score, as [`AttentionOptions::scale`] leaves it, without a value.
+    /// The softmax's denominator. It includes the sink: a score, scaled as [`AttentionOptions::scale`] leaves it,
+    /// without a value.
     #[inline(always)]
     pub(super) fn denominator(&self, sink: Option<f32>) -> f32 {
         let Some(sink) = sink else { return self.sum };
@@ -53,8 +54,8 @@ impl SoftmaxState {
     }
 }
 
-/// Scales and biases a query's scores, of the keys from position `first` on, and sets those that it must not see to
-/// -infinity. Returns the largest score and the range of those that it sees. Without a `scale`, scores are scaled
+/// Scales and biases a query's scores, of the keys from position `first` on, and sets the scores of keys that it must
+/// not see to -infinity. Returns the largest score and the range of visible keys. Without a `scale`, scores are scaled
 /// already, also by `log2 e`.
 #[inline(always)]
 fn finish_scores<const FUSED: bool>(
@@ -85,7 +86,7 @@ fn finish_scores<const FUSED: bool>(
             *score = *score * factor - slope * (to_first - n as f32);
         }
     } else if let Some(relative) = query.relative {
-        // Of keys that it does not see, there may be none.
+        // The bias may have no values for keys that the query does not see.
         let added = relative.get(first + visible.start..first + visible.end).unwrap_or_default();
         for (score, added) in scores[visible.clone()].iter_mut().zip(added) {
             *score = *score * factor + LOG2_E * added;
@@ -115,7 +116,7 @@ pub(super) fn softmax<const FUSED: bool>(
         scores.fill(0.0);
         return SoftmaxState::default();
     }
-    // Lanes are those of absolute positions, so the order of the sum does not depend on where the keys begin.
+    // Lanes are chosen by absolute position, so the order of the sum does not depend on where the keys begin.
     let mut sums = [0.0; LANES];
     for scores in scores.as_chunks_mut::<LANES>().0 {
         for (sum, score) in sums.iter_mut().zip(scores) {

@@ -80,7 +80,7 @@ fn check_tasks<E: PagedElement>() {
             for level in every_isa() {
                 let alone = with_isa(level, || attended(0..n_rows, [1, usize::MAX]));
                 assert!(alone.iter().all(|value| value.is_finite()));
-                // Queries that wait for memory and those that do not, more than are computed together, too.
+                // Few queries (memory-bound), many (prefill), and more than are computed together.
                 let rows = [2, 3, 5, 7, MAX_QUERIES / group, MAX_QUERIES].map(|rows| [rows, usize::MAX]);
                 for cut @ [rows, chunks] in rows.into_iter().chain([[1, 1], [2, 1], [4, 2]]) {
                     assert_eq!(

@@ -40,7 +40,7 @@ pub(super) unsafe fn multiply<L: PanelLine>(
     if n_rows <= WHOLE {
         let sums = &mut [[0.0; PANEL]; WHOLE][..n_rows];
         let ahead = Prefetch { start: lines.as_ptr().cast::<u8>().wrapping_add(AHEAD), step: L::BYTES };
-        // SAFETY: this function's own target features; the lines of all inputs are there.
+        // SAFETY: this function enables the target features; the lines of all inputs are there.
         unsafe { full_panel(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
         return sums.iter().enumerate().for_each(|(row, sums)| store(row, sums));
     }
@@ -54,7 +54,7 @@ pub(super) unsafe fn multiply<L: PanelLine>(
     }
 }
 
-/// What a tile prefetches while it computes: at each input, the line `step` bytes further on. Nothing, if that is 0.
+/// What a tile prefetches while it computes: the line `step` bytes ahead of each input's line. Nothing if `step` is 0.
 #[derive(Clone, Copy)]
 struct Prefetch {
     start: *const u8,
@@ -75,14 +75,14 @@ unsafe fn tiles<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, is_new: bool,
         let fetched = Prefetch { start: next, step: if is_new { L::BYTES.div_ceil(n_passes) } else { 0 } };
         if is_widened {
             WIDENED.with_borrow_mut(|widened| {
-                // SAFETY: this function's own target features; a line of f32 is written for each half an input.
+                // SAFETY: this function enables the target features; a line of f32 is written for each half an input.
                 unsafe {
                     widen(chunk, widened);
                     each_tile(x, d_in, inputs, &*widened, fetched, sums);
                 }
             });
         } else {
-            // SAFETY: this function's own target features.
+            // SAFETY: this function enables the target features.
             unsafe { each_tile(x, d_in, inputs, chunk, fetched, sums) };
         }
     }
@@ -111,7 +111,7 @@ unsafe fn each_tile<L: PanelLine>(
         let sums = &mut sums[of_tile];
         let ahead = |pass: usize| Prefetch { start: start.wrapping_add(pass * step * inputs.len()), step };
         let rows = || Rows { x, d_in, inputs: inputs.clone() };
-        // SAFETY: this function's own target features; the chunk has the lines of its inputs.
+        // SAFETY: this function enables the target features; the chunk has the lines of its inputs.
         unsafe {
             if is_narrow::<L>() {
                 full_panel(rows(), chunk.as_ptr(), ahead(number), sums);
@@ -141,7 +141,8 @@ unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut Vec<Line<f32, 16>>) {
     for (lines, widened) in lines.chunks_exact(L::LINES).zip(widened.as_chunks_mut::<2>().0) {
         for register in 0..REGISTERS {
             let place = &mut widened[register / 2].0[register % 2 * 8..][..8];
-            // SAFETY: this function's own target features; these are the lines of one input; 8 values are half a line.
+            // SAFETY: this function enables the target features; these are the lines of one input; 8 values are half a
+            // line.
             unsafe { _mm256_store_ps(place.as_mut_ptr(), L::load_eight(lines.as_ptr(), register)) };
         }
     }
@@ -158,14 +159,15 @@ struct Rows<'a> {
 macro_rules! kernels {
     ($rows:ident, $lines:ident, $ahead:ident, $sums:ident, $registers:expr, $from:expr, $($n:literal)*) => {
         match $sums.len() {
-            // SAFETY: the target features and the lines are the caller's.
+            // SAFETY: the caller guarantees the target features and the lines.
             $($n => unsafe { tile::<L, $n, { $registers }, { $from }>($rows, $lines, $ahead, $sums) },)*
             n => unreachable!("{n} rows at a time, where {:?} are possible", [$($n),*]),
         }
     };
 }
 
-/// Adds the products of up to [`WHOLE`] rows with the panel to `sums`. `lines` are those of the rows' inputs.
+/// Adds the products of up to [`WHOLE`] rows with the panel to `sums`. `lines` are the panel's lines for the inputs of
+/// `rows`.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn full_panel<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Prefetch, sums: &mut [[f32; PANEL]]) {
     kernels!(rows, lines, ahead, sums, REGISTERS, 0, 1 2 3);
@@ -209,7 +211,7 @@ unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
             fetched = fetched.wrapping_add(UNROLLED * ahead.step);
         }
         for number in 0..UNROLLED {
-            // SAFETY: this function's own target features; each row has this input, and there are lines for it.
+            // SAFETY: this function enables the target features; each row has this input, and there are lines for it.
             unsafe { add_products::<L, N, R, FROM>(&mut sums, x, d_in, lines, number) };
         }
         x = x.map(|x| x.wrapping_add(UNROLLED));
@@ -227,8 +229,8 @@ unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
     }
 }
 
-/// Adds the products with the weights of the input `number` places further on. `x` are its places in the first row and in the
-/// fourth.
+/// Adds the products with the weights of the input `number` places further on. `x` points to that input's place in the
+/// first row and in the fourth.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn add_products<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(

@@ -22,10 +22,11 @@ const UNROLLED: usize = 4;
 const AHEAD: usize = 3 << 11;
 /// Prefetch distance for the two-pass kernel; must exceed one chunk.
 const AHEAD_IN_TURNS: usize = 3 << 12;
-/// Bytes of weights per pass of the two-pass kernel, as registers hold them: they and as much that is being prefetched fit
-/// into L1, and sums are seldom stored and loaded again.
+/// Bytes of weights (as registers hold them) per pass of the two-pass kernel: two chunks, one being prefetched, fit in
+/// L1, and sums are seldom stored and loaded again.
 const CHUNK: usize = 96 * 128;
-/// Blocks of rows after the first ones from which a panel is [prepared](Step::prepare) once, instead of once per block.
+/// From this many blocks of rows after the first ones, a panel is [prepared](Step::prepare) once instead of once per
+/// block.
 const PREPARED_FROM: usize = 4;
 
 /// A step along the inner dimension: one value of a row, or one word of two.
@@ -34,7 +35,7 @@ pub(super) trait Step {
     /// Lines of the panel.
     const LINES: usize;
     const BYTES: usize = Self::LINES * size_of::<Self::Line>();
-    /// The same weights as registers hold them.
+    /// The weights in the form in which registers hold them.
     type Prepared: Step;
     /// Whether [`prepare`](Self::prepare) saves work.
     const IS_PREPARED_ONCE: bool;
@@ -67,7 +68,7 @@ impl<L: PanelLine> Step for Singles<L> {
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn load(lines: *const L) -> [__m512; 2] {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { L::load(lines) }
     }
 
@@ -135,7 +136,7 @@ impl Step for PreparedPairs {
     #[target_feature(enable = "avx512f,avx512bf16")]
     #[inline]
     unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512 {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Pairs::add(value, weights, sums) }
     }
 
@@ -175,7 +176,7 @@ thread_local! {
 fn prepare<S: Step>(lines: &[S::Line], run: impl FnOnce(&[Line<f32, 16>])) {
     PREPARED.with_borrow_mut(|prepared| {
         prepared.resize(2 * lines.len() / S::LINES, Line([0.0; 16]));
-        // SAFETY: bodies for AVX-512 call this.
+        // SAFETY: only bodies for AVX-512 call this.
         unsafe { fill::<S>(lines, prepared) };
         run(prepared);
     });
@@ -184,7 +185,7 @@ fn prepare<S: Step>(lines: &[S::Line], run: impl FnOnce(&[Line<f32, 16>])) {
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn fill<S: Step>(lines: &[S::Line], prepared: &mut [Line<f32, 16>]) {
     for (lines, prepared) in lines.chunks_exact(S::LINES).zip(prepared.as_chunks_mut::<2>().0) {
-        // SAFETY: this function's own target features, and these are the lines of one step.
+        // SAFETY: this function enables the target features; these are the lines of one step.
         let registers = unsafe { S::load(lines.as_ptr()) };
         for (line, register) in prepared.iter_mut().zip(registers) {
             // SAFETY: a line is 16 values, aligned to 64 bytes.
@@ -236,7 +237,7 @@ macro_rules! product {
                 let n_first = first.len() / n_steps;
                 if n_first <= MAX_ROWS {
                     let sums = &mut [[0.0; PANEL]; MAX_ROWS][..n_first];
-                    // SAFETY: this function's own target features.
+                    // SAFETY: this function enables the target features.
                     unsafe { block::<S, 1>(Rows { x: first, n_steps, steps: 0..n_steps }, lines, 0, sums) };
                     store_all(sums);
                 } else {
@@ -280,7 +281,7 @@ macro_rules! product {
                 sums: &mut [[f32; PANEL]],
             ) {
                 // One kernel per number of rows, so that the compiler keeps all sums in registers.
-                // SAFETY: this function's own target features, and the lengths are checked within.
+                // SAFETY: this function enables the target features; the lengths are checked within.
                 unsafe {
                     match sums.len() {
                         0 => {}
@@ -314,7 +315,7 @@ macro_rules! product {
                     // SAFETY: two registers of 16 values are the array of 32.
                     *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
                 }
-                // Every third row has a pointer of its own; the two rows behind it are addressed as that pointer plus a
+                // Every third row has a separate pointer; the two rows after it are addressed as that pointer plus a
                 // multiple of a register.
                 let first = x[steps.start..].as_ptr();
                 let mut x: [_; MAX_ROWS / 3] = array::from_fn(|third| first.wrapping_add(3 * third * n_steps));
@@ -331,8 +332,8 @@ macro_rules! product {
                             1 => (at..at + S::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(at))),
                             _ => prefetch(fetched.wrapping_byte_add(at)),
                         }
-                        // SAFETY: this function's own target features; there are `LINES` lines for each step and `n_steps`
-                        // values in each row: asserted above.
+                        // SAFETY: this function enables the target features; there are `LINES` lines for each step and
+                        // `n_steps` values in each row: asserted above.
                         unsafe { add_products::<S, N>(&mut sums, x, n_steps, lines, number) };
                     }
                     fetched = fetched.wrapping_byte_add(UNROLLED * S::BYTES / N_PARTS.max(1));
@@ -352,7 +353,8 @@ macro_rules! product {
                 }
             }
 
-            /// Adds the products with the weights of the step `number` places further on. `x` are its places in every third row.
+            /// Adds the products with the weights of the step `number` places further on. `x` points to the step's
+            /// place in every third row.
             #[target_feature(enable = $features)]
             #[inline]
             unsafe fn add_products<S: Step, const N: usize>(
@@ -362,7 +364,7 @@ macro_rules! product {
                 lines: *const S::Line,
                 number: usize,
             ) {
-                // SAFETY: the caller's, who has these lines and places.
+                // SAFETY: the caller guarantees these lines and places.
                 unsafe {
                     let [left, right] = S::load(lines.add(number * S::LINES));
                     for (row, sums) in sums.iter_mut().enumerate() {

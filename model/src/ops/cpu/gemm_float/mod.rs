@@ -46,7 +46,7 @@ pub(super) trait PanelLine: Copy + Send + Sync + 'static {
     /// The 32 values at one input, as f32.
     fn widen(lines: &[Self]) -> [f32; PANEL];
 
-    /// The same in two registers.
+    /// As [`widen`](Self::widen), in two registers.
     ///
     /// # Safety
     /// `lines` points to [`Self::LINES`] lines.
@@ -212,7 +212,7 @@ pub(super) fn multiply_rows<L: PanelLine>(
     }
 }
 
-/// Multiplies rows that are rounded to bf16, words of two values each, by one panel in bf16; `store` gets each row's number
+/// Multiplies rows that are rounded to bf16, two values per word, by one panel in bf16; `store` gets each row's number
 /// and sums.
 ///
 /// # Panics
@@ -226,7 +226,7 @@ pub(super) fn multiply_rounded<L: PanelLine>(
     store: impl FnMut(usize, &[f32; PANEL]),
 ) {
     assert!(L::IS_BF16 && d_in.is_multiple_of(2) && has_fast_bf16_products());
-    // SAFETY: of all types of lines, this one alone is bf16; the instructions were found.
+    // SAFETY: only bf16 lines have this dtype, so `L` is that type; the instructions were found.
     unsafe {
         let lines = std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len());
         avx512::pairs::multiply::<avx512::Pairs>(words, lines, d_in / 2, store);

@@ -19,7 +19,8 @@ use crate::ops::{
 const ROWS: usize = 8 * MAX_ROWS;
 /// Size of a chunk of blocks, which all rows use before the next chunk. Two chunks, one being prefetched, fit in L1.
 const CHUNK_BYTES: usize = 1 << 13;
-/// The same for more than [`FEW_ROWS`], which prefetch slowly: fewer groups of rows begin and end a chunk.
+/// Size of a chunk for more than [`FEW_ROWS`] rows, which prefetch slowly: fewer groups of rows then begin and end a
+/// chunk.
 const LONG_CHUNK_BYTES: usize = 20 << 10;
 const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Registers of a panel.
@@ -30,14 +31,14 @@ const GROUPS: usize = BLOCK / 4;
 /// The product with AVX2.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn multiply<B: QuantBlock>(rows: &QuantRows, panel: &[B], store: impl FnMut(usize, &[f32; PANEL])) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     chunks(rows, panel, store, |tile, totals| unsafe { of_rows::<B>(tile, totals) });
 }
 
 /// The product with AVX-VNNI.
 #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
 pub(super) unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], store: impl FnMut(usize, &[f32; PANEL])) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     chunks(rows, panel, store, |tile, totals| unsafe { of_rows_vnni::<B>(tile, totals) });
 }
 
@@ -48,7 +49,7 @@ struct Tile<'a, B> {
     first: usize,
     panel: &'a [B],
     blocks: Range<usize>,
-    /// What this tile prefetches, evenly while it computes.
+    /// Memory that this tile prefetches, spread evenly over its computation.
     fetched: Range<*const u8>,
 }
 
@@ -93,13 +94,14 @@ fn chunks<B: QuantBlock>(
     }
 }
 
-/// One kernel per number of rows `$n`, with so many registers of sums to a row that all sums stay in registers.
+/// One kernel per number of rows `$n`, with `$registers` registers of the panel at a time, so that all sums stay in
+/// registers.
 macro_rules! kernels {
     ($kernel:ident, $tile:ident, $totals:ident, $($n:literal: $registers:literal)*) => {
         match $totals.len() {
             $($n => {
                 for from in (0..REGISTERS).step_by($registers) {
-                    // SAFETY: the target features are the caller's.
+                    // SAFETY: the caller guarantees the target features.
                     unsafe { $kernel::<B, $n, $registers>(&$tile, from, $totals) };
                 }
             })*
@@ -156,7 +158,7 @@ macro_rules! kernel {
                     *total = unsafe { _mm256_loadu_ps(stored.as_ptr().add(8 * (from + n))) };
                 }
             }
-            // The passes over the panel's registers divide what the tile prefetches.
+            // The passes over the panel's registers divide the tile's prefetches.
             let len = tile.fetched.end.addr() - tile.fetched.start.addr();
             let mut fetched = tile.fetched.start.wrapping_add(len * from / REGISTERS);
             // A division takes as long as some groups of inputs.
@@ -169,7 +171,7 @@ macro_rules! kernel {
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
                     for half in 0..B::SCALES {
-                        // SAFETY: this function's own target features.
+                        // SAFETY: this function enables the target features.
                         let sums = unsafe { $sum::<B, N, R>(block, inputs, (run, half), from, ahead) };
                         let minima = block.minima(run, half);
                         for n in 0..R {
@@ -224,15 +226,15 @@ struct Prefetch {
 }
 
 impl Prefetch {
-    /// All at once, at the beginning of a run.
+    /// Prefetches all lines, at the beginning of a run.
     #[inline(always)]
     fn prefetch_all(self, half: usize) {
         let n_lines = if half == 0 { self.n_lines } else { 0 };
         (0..n_lines).for_each(|line| prefetch(self.start.wrapping_add(line * LINE)));
     }
 
-    /// A group's share: 8-bit numbers are slow enough for prefetches between the multiplications, and all lines at once would
-    /// delay the ones that are needed first.
+    /// Prefetches one group's part of the lines: 8-bit numbers are slow enough for prefetches between the
+    /// multiplications, and all lines at once would delay the ones needed first.
     #[inline(always)]
     fn prefetch(self, group: usize) {
         let lines = group * self.n_lines / GROUPS..(group + 1) * self.n_lines / GROUPS;
@@ -247,7 +249,7 @@ impl Prefetch {
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn unmerged<const N: usize>(inputs: &[RoundedBlock; N]) -> &[RoundedBlock; N] {
     let mut blocks: *const _ = inputs;
-    // SAFETY: no instruction; the pointer stays what it is.
+    // SAFETY: emits no instruction; the pointer keeps its value.
     unsafe { std::arch::asm!("/* {} */", inout(reg) blocks, options(pure, nomem, nostack, preserves_flags)) };
     // SAFETY: as borrowed by the caller.
     unsafe { &*blocks }
@@ -274,7 +276,7 @@ unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
     let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
     for group in groups::<B>(half) {
         inputs = unmerged(inputs);
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let weights: [_; R] = array::from_fn(|n| unsafe { block.numbers(run).load_eight(group, from + n) });
         for (sums, input) in sums.iter_mut().zip(inputs) {
             let x = _mm256_set1_epi32(input.values[group]);
@@ -305,7 +307,7 @@ unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
     for start in groups.clone().step_by(in_16_bits::<B>()) {
         let mut narrow: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
         for group in start..groups.end.min(start + in_16_bits::<B>()) {
-            // SAFETY: this function's own target features.
+            // SAFETY: this function enables the target features.
             let weights: [_; R] = array::from_fn(|n| unsafe { block.numbers(run).load_eight(group, from + n) });
             for (narrow, input) in narrow.iter_mut().zip(inputs) {
                 let x = _mm256_set1_epi32(input.values[group]);
@@ -346,7 +348,7 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
             ahead.prefetch(group);
         }
         for register in 0..R {
-            // SAFETY: this function's own target features.
+            // SAFETY: this function enables the target features.
             let weights = unsafe { block.numbers(run).load_eight(group, from + register) };
             // Subtracting the offset, which is the highest bit.
             let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
@@ -400,7 +402,7 @@ unsafe fn sums_of_digits<B: QuantBlock, const N: usize, const R: usize>(
         for group in start..groups.end.min(start + HIGHS_IN_16_BITS) {
             ahead.prefetch(group);
             for n in 0..R {
-                // SAFETY: this function's own target features.
+                // SAFETY: this function enables the target features.
                 let weights = unsafe { block.numbers(run).load_eight(group, from + n) };
                 for ((highs, lows), digits) in highs.iter_mut().zip(&mut lows).zip(&digits) {
                     let [high, low] = digits.map(|digits| _mm256_set1_epi32(digits[group]));

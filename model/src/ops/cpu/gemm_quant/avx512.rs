@@ -10,12 +10,12 @@ use crate::ops::{
 
 /// Prefetch distance in bytes. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 1 << 13;
-/// The same for one or two rows with 8-bit weights, which are prefetched into L2: L1 can wait for only a few lines at a
-/// time. This reads a tenth more bytes per second for these, but a fifth less for 4-bit weights.
+/// Prefetch distance for one or two rows with 8-bit weights, which are prefetched into L2: L1 can wait for only a few
+/// lines at a time. This reads a tenth more bytes per second for these, but a fifth less for 4-bit weights.
 const AHEAD_L2: usize = 1 << 11;
 /// The largest [`QuantBlock::TOGETHER`].
 const MOST_TOGETHER: usize = 3;
-/// Blocks per pass where several groups of rows take turns.
+/// Blocks per pass if several groups of rows take turns.
 const CHUNK: usize = 2;
 
 /// The first rows load the panel from memory, the others find it in a cache. If the first ones are too many for one
@@ -41,7 +41,7 @@ pub(super) unsafe fn multiply<B: QuantBlock>(
             few = [[0.0; PANEL]; MAX_ROWS];
             &mut few[..n_first]
         };
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         unsafe { block::<B, 1>(rows, 0, (panel, 0..panel.len()), sums) };
         store_all(0, sums);
     } else if const { B::TOGETHER > 1 } {
@@ -82,7 +82,7 @@ unsafe fn block<B: QuantBlock, const N_PARTS: usize>(
             const _: () = assert!([$($n),*].len() == MAX_ROWS, "one kernel per number of rows");
             match sums.len() {
                 0 => {}
-                // SAFETY: this function's own target features, and the lengths are checked within.
+                // SAFETY: this function enables the target features; the lengths are checked within.
                 $($n => unsafe { block_of::<B, $n, N_PARTS>(rows, first, panel, sums) },)*
                 n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
             }
@@ -117,7 +117,7 @@ unsafe fn block_of<B: QuantBlock, const N: usize, const N_PARTS: usize>(
     for number in blocks {
         let block = &panel[number];
         for run in 0..B::RUNS {
-            // A single group of rows waits for memory: its prefetches are spread between the multiplications, since a
+            // A single group of rows is memory-bound: its prefetches are spread between the multiplications, since a
             // block's lines all at once would delay the ones needed first (one row read a seventh less). Groups that
             // take turns prefetch all at once: their multiplications are faster without prefetches in between
             // (docs/lab/cpu-products.md).
@@ -139,7 +139,7 @@ unsafe fn block_of<B: QuantBlock, const N: usize, const N_PARTS: usize>(
                             if to_l2 { prefetch_l2(line) } else { prefetch(line) }
                         }
                     }
-                    // SAFETY: this function's own target features.
+                    // SAFETY: this function enables the target features.
                     for (part, weights) in unsafe { block.numbers(run).load(quarter) }.into_iter().enumerate() {
                         for (input, sums) in inputs.iter().zip(&mut sums) {
                             let x = _mm512_set1_epi32(input.values[2 * quarter + part]);

@@ -1,10 +1,10 @@
 //! Rows times one panel of weights in 8 to 2 bits.
 //!
 //! Weights are in blocks of 32 along the inner dimension, with an f16 scale (GGUF's `Q8_0` and `Q4_0`) and in some
-//! formats an f16 minimum (`Q4_1`, `Q5_1`); blocks of 256 have products as factors (`ops/types/k_quants.rs`). A row of the input
-//! is quantized to 8 bits in the same blocks, by itself. Products are summed exactly, in i32, within a block; the
-//! blocks' sums (and the minimum times the sum of the input) are added in order, in f32. So a row's outputs do not
-//! depend on the other rows.
+//! formats an f16 minimum (`Q4_1`, `Q5_1`); blocks of 256 have products as factors (`ops/types/k_quants.rs`). A row of
+//! the input is quantized to 8 bits in the same blocks, separately from other rows. Products are summed exactly, in
+//! i32, within a block; the blocks' sums (and the minimum times the sum of the input) are added in order, in f32. So a
+//! row's outputs do not depend on the other rows.
 //!
 //! In memory, the 32 rows of a panel lie side by side, and a register holds 4 inputs of 16 rows: the operands of
 //! `vpdpbusd`. It multiplies unsigned by signed bytes, so weights around zero are stored with an offset, and each sum

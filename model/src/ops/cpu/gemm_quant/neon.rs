@@ -65,7 +65,7 @@ fn multiply<B: QuantBlock, const N: usize>(
         for half in 0..B::SCALES {
             let mut sums = [[vdupq_n_s32(0); REGISTERS]; N];
             for group in GROUPS * half / B::SCALES..GROUPS * (half + 1) / B::SCALES {
-                // SAFETY: this function's own target features have it.
+                // SAFETY: this function enables the instruction's target feature.
                 let stored = unsafe { block.numbers(run).load_bytes(group) };
                 let weights = stored.map(|stored| vreinterpretq_s8_u8(vsubq_u8(stored, vdupq_n_u8(B::OFFSET as u8))));
                 for (sums, input) in sums.iter_mut().zip(inputs) {
@@ -113,7 +113,7 @@ fn store_fours(values: &mut [f32], registers: &[float32x4_t]) {
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 #[target_feature(enable = "dotprod")]
 pub(in crate::ops::cpu) fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: works on registers alone, and this function's own target feature has it.
+    // SAFETY: works on registers alone, and this function enables the instruction's target feature.
     unsafe {
         asm!(
             "sdot {sum:v}.4s, {weights:v}.16b, {x:v}.16b",
@@ -174,7 +174,7 @@ fn multiply_half<B: QuantBlock, const N: usize, const FROM: usize>(
             array::from_fn(|pair| [&inputs[2 * pair], &inputs[(2 * pair + 1).min(inputs.len() - 1)]]);
         for half in 0..B::SCALES {
             let sums = sums_of_pairs::<B, N, FROM>(block, &inputs, run, half);
-            // SAFETY: this function's own target features have it.
+            // SAFETY: this function enables the instruction's target feature.
             #[expect(unsafe_code, reason = "loads of the target's instructions")]
             let scales = unsafe { block.scales(run, half).load_fours() };
             for ((totals, sums), inputs) in totals.iter_mut().zip(&sums).zip(inputs) {
@@ -220,7 +220,7 @@ fn sums_of_pairs<B: QuantBlock, const N: usize, const FROM: usize>(
         [unsafe { vld1q_s32([left, right, left, right].as_ptr()) }; 2 * TOGETHER]
     });
     for group in (GROUPS * half / B::SCALES..GROUPS * (half + 1) / B::SCALES).step_by(2) {
-        // SAFETY: this function's own target features have it.
+        // SAFETY: this function enables the instruction's target feature.
         let four: [_; 2] = array::from_fn(|n| unsafe { block.numbers(run).load_bytes(group + n) });
         // SAFETY: each array of eight integers has eight bytes from an even one on.
         let load = |input: &RoundedBlock| unsafe { vld1_s8(input.values[group..][..2].as_ptr().cast()) };
@@ -244,7 +244,7 @@ fn sums_of_pairs<B: QuantBlock, const N: usize, const FROM: usize>(
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 #[target_feature(enable = "i8mm")]
 fn multiply_matrices(mut sum: int32x4_t, weights: uint8x16_t, x: int8x16_t) -> int32x4_t {
-    // SAFETY: works on registers alone, and this function's own target feature has it.
+    // SAFETY: works on registers alone, and this function enables the instruction's target feature.
     unsafe {
         asm!(
             "usmmla {sum:v}.4s, {weights:v}.16b, {x:v}.16b",

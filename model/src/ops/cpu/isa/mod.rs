@@ -12,12 +12,12 @@ use crate::error::{Error, Result};
 /// The instruction sets that kernels are compiled for, the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Isa {
-    /// What every machine of the target has (on 64-bit ARM, that is NEON).
+    /// Baseline instructions of the target (on 64-bit ARM that includes NEON).
     Portable,
     /// 256-bit registers, fused multiply-add and conversion of f16.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// The same with sums of four products of bytes.
+    /// AVX2 with sums of four products of bytes (`vpdpbusd`).
     #[cfg(target_arch = "x86_64")]
     AvxVnni,
     /// 512-bit registers.
@@ -26,7 +26,7 @@ pub(super) enum Isa {
     /// NEON with sums of four products of bytes.
     #[cfg(target_arch = "aarch64")]
     DotProd,
-    /// The same with products of small matrices of bytes.
+    /// NEON with products of small matrices of bytes.
     #[cfg(target_arch = "aarch64")]
     I8mm,
 }
@@ -35,7 +35,7 @@ pub(super) enum Isa {
 const VARIABLE: &str = "HEARTH_CPU";
 
 impl Isa {
-    /// All of them, with their names.
+    /// All instruction sets with their names, from the smallest.
     const ALL: &'static [(&'static str, Self)] = &[
         ("portable", Self::Portable),
         #[cfg(target_arch = "x86_64")]
@@ -106,7 +106,7 @@ pub(in crate::ops) fn has_fast_bf16_products() -> bool {
     false
 }
 
-/// Whether the processor says that Intel made it.
+/// Whether the CPU is made by Intel.
 #[cfg(target_arch = "x86_64")]
 fn is_intel() -> bool {
     static IS_INTEL: LazyLock<bool> =
@@ -122,7 +122,7 @@ fn best_isa() -> Isa {
     here().next_back().map_or(Isa::Portable, |(_, isa)| *isa)
 }
 
-/// What the variable says.
+/// The instruction set that `HEARTH_CPU` names; the best one if it is unset or empty.
 fn chosen() -> Result<Isa> {
     let Some(name) = std::env::var_os(VARIABLE).filter(|name| !name.is_empty()) else { return Ok(best_isa()) };
     let named = here().find(|(known, _)| name == *known);

@@ -62,7 +62,7 @@ mod bodies {
         check_within(2e-6, what, run);
     }
 
-    /// The same with another tolerance for instruction sets without fused multiply-add.
+    /// As [`check`], with another tolerance for instruction sets without fused multiply-add.
     fn check_within(tolerance: f32, what: &str, run: impl Fn() -> Vec<f32>) {
         let expected = run();
         let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));

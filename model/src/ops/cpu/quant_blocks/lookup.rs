@@ -13,7 +13,7 @@ use super::scales::REGISTERS;
 
 /// The numbers of a format, by their codes.
 pub(in crate::ops::cpu) trait Table: Copy + Send + Sync + 'static {
-    /// At most 16, in the order of their codes.
+    /// At most 16 values, in the order of their codes.
     const VALUES: &'static [i8];
     /// Added to a number to make it unsigned: more than the largest magnitude, or 128.
     const MIDDLE: u8;
@@ -71,7 +71,7 @@ impl<N: Numbers, T: Table> Numbers for Lookup<N, T> {
     #[inline]
     unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
         use std::arch::x86_64::{_mm_loadu_si128, _mm512_broadcast_i32x4, _mm512_shuffle_epi8};
-        // SAFETY: this function's own target features; the table has 16 bytes.
+        // SAFETY: this function enables the target features; the table has 16 bytes.
         let (codes, table) = unsafe { (self.0.load(half), _mm_loadu_si128(T::UNSIGNED.as_ptr().cast())) };
         let table = _mm512_broadcast_i32x4(table);
         codes.map(|codes| codes.map(|codes| _mm512_shuffle_epi8(table, codes)))
@@ -83,7 +83,7 @@ impl<N: Numbers, T: Table> Numbers for Lookup<N, T> {
     #[inline]
     unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
         use std::arch::x86_64::{_mm_loadu_si128, _mm256_broadcastsi128_si256, _mm256_shuffle_epi8};
-        // SAFETY: this function's own target features; the table has 16 bytes.
+        // SAFETY: this function enables the target features; the table has 16 bytes.
         let (codes, table) = unsafe { (self.0.load_eight(group, n), _mm_loadu_si128(T::UNSIGNED.as_ptr().cast())) };
         _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes)
     }
@@ -94,7 +94,7 @@ impl<N: Numbers, T: Table> Numbers for Lookup<N, T> {
     #[inline]
     unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
         use std::arch::aarch64::{vld1q_u8, vqtbl1q_u8};
-        // SAFETY: this function's own target features; the table has 16 bytes.
+        // SAFETY: this function enables the target features; the table has 16 bytes.
         let (codes, table) = unsafe { (self.0.load_bytes(group), vld1q_u8(T::UNSIGNED.as_ptr())) };
         codes.map(|codes| vqtbl1q_u8(table, codes))
     }

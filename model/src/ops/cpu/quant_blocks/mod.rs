@@ -1,5 +1,5 @@
-//! Blocks of quantized weights as the CPU stores them: the rows' numbers (`quants.rs`, `lookup.rs`) and what multiplies
-//! them (`scales.rs`).
+//! Blocks of quantized weights as the CPU stores them: the rows' quantized numbers (`quants.rs`, `lookup.rs`) and their
+//! scales (`scales.rs`).
 
 use std::array;
 
@@ -27,16 +27,16 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
     type Numbers: Numbers;
     type Factors<'a>: RowFactors;
 
-    /// What is added to a number to store it unsigned.
+    /// Offset that is added to a number to store it unsigned.
     const OFFSET: i32 = 0;
-    /// What the kernels need to know about a run of the input.
+    /// The correction that the kernels need for a run of the input.
     const CORRECTION: InputCorrection;
     /// Runs of 32 inputs.
     const RUNS: usize = 1;
     /// Scales per run: 1, or 2 if each half has its own.
     const SCALES: usize = 1;
-    /// Groups of input rows that take turns while a panel is loaded from memory, 1 to 3: more for longer numbers, which keep
-    /// the arithmetic waiting for memory.
+    /// Groups of input rows that take turns while a panel is loaded from memory, 1 to 3: more for wider numbers, since
+    /// these are memory-bound.
     #[cfg(target_arch = "x86_64")]
     const TOGETHER: usize = 1;
 
@@ -49,10 +49,10 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
     /// The numbers of a run, with the offset added.
     fn numbers(&self, run: usize) -> &Self::Numbers;
 
-    /// What multiplies the rows' numbers in half `half` of a run.
+    /// Scales of the rows' numbers in half `half` of a run.
     fn scales(&self, run: usize, half: usize) -> Self::Factors<'_>;
 
-    /// What is added to the weights in half `half` of a run after scaling, if the format has minima.
+    /// Minima of half `half` of a run, added to the weights after scaling; `None` if the format has none.
     fn minima(&self, run: usize, half: usize) -> Option<Self::Factors<'_>>;
 
     /// The weights of a run: for each input, one weight per row.

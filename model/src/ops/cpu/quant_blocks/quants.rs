@@ -18,8 +18,8 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
     const MIDDLE: u8;
     /// The largest number.
     const LARGEST: u8 = 2 * Self::MIDDLE - 1;
-    /// What scales of blocks that share a format's numbers are multiples of, in units of the scale in the file: a power
-    /// of two.
+    /// Smallest unit of the scales of formats that share these numbers, relative to the scale in the file: a power of
+    /// two.
     const UNIT: f32 = 1.0;
 
     /// Packs the numbers that `numbers` returns for a row and a group: inputs `4 group ..`, four of them.
@@ -307,7 +307,7 @@ impl<N: Numbers> Numbers for OneMoreBit<N> {
     #[target_feature(enable = "avx512f,avx512bw")]
     #[inline]
     unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let low = unsafe { self.low.load(half) };
         use std::arch::x86_64::{_mm512_mask_add_epi8, _mm512_set1_epi8};
         let bits = &self.high[4 * half..][..4];
@@ -321,7 +321,7 @@ impl<N: Numbers> Numbers for OneMoreBit<N> {
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let low = unsafe { self.low.load_eight(group, n) };
         use std::arch::x86_64::{
             _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_or_si256, _mm256_set_epi64x, _mm256_set1_epi8,
@@ -341,7 +341,7 @@ impl<N: Numbers> Numbers for OneMoreBit<N> {
     #[target_feature(enable = "neon")]
     #[inline]
     unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let low = unsafe { self.low.load_bytes(group) };
         use std::arch::aarch64::{vandq_u8, vcombine_u8, vcreate_u8, vdup_n_u8, vdupq_n_u8, vorrq_u8, vtstq_u8};
         let each = vcombine_u8(vcreate_u8(EACH_BIT), vcreate_u8(EACH_BIT));
@@ -392,7 +392,7 @@ impl Numbers for SixBits {
             _mm512_and_si512, _mm512_load_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_slli_epi16,
             _mm512_srli_epi16,
         };
-        // SAFETY: this function's own target features; a line is 64 bytes, aligned as such.
+        // SAFETY: this function enables the target features; a line is 64 bytes, aligned as such.
         let (low, high) = unsafe { (self.low.load(half), _mm512_load_si512(self.high[half].0.as_ptr().cast())) };
         let add = |low, moved| _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8(HIGH as i8)));
         [
@@ -409,7 +409,7 @@ impl Numbers for SixBits {
         use std::arch::x86_64::{
             _mm_cvtsi32_si128, _mm256_and_si256, _mm256_or_si256, _mm256_set1_epi8, _mm256_slli_epi16, _mm256_srl_epi16,
         };
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let low = unsafe { self.low.load_eight(group, n) };
         // SAFETY: as above.
         let high = unsafe { half_line(&self.high[group / 2], n % 2) };
@@ -424,7 +424,7 @@ impl Numbers for SixBits {
     #[inline]
     unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
         use std::arch::aarch64::{vandq_u8, vdupq_n_u8, vorrq_u8, vshlq_n_u8, vshrq_n_u8};
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let low = unsafe { self.low.load_bytes(group) };
         array::from_fn(|n| {
             let high = quarter_line(&self.high[group / 2], n % 4);
@@ -480,6 +480,6 @@ unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m2
 #[target_feature(enable = "neon")]
 #[inline]
 fn quarter_line(line: &Line<u8, 64>, quarter: usize) -> std::arch::aarch64::uint8x16_t {
-    // SAFETY: the sixteen bytes are there.
+    // SAFETY: the slice has sixteen bytes.
     unsafe { std::arch::aarch64::vld1q_u8(line.0[16 * quarter..][..16].as_ptr()) }
 }

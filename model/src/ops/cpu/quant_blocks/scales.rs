@@ -188,7 +188,7 @@ impl RowFactors for GroupFactors<'_> {
         use std::arch::aarch64::vld1q_f32;
         std::array::from_fn(|n| {
             let factors: [f32; 4] = std::array::from_fn(|at| self.get(4 * n + at));
-            // SAFETY: the four values are there.
+            // SAFETY: the slice has four values.
             unsafe { vld1q_f32(factors.as_ptr()) }
         })
     }
@@ -199,7 +199,7 @@ impl RowFactors for GroupFactors<'_> {
 pub(in crate::ops::cpu) struct Products<'a> {
     pub(in crate::ops::cpu) units: &'a Line<f16, PANEL>,
     pub(in crate::ops::cpu) factors: &'a [i8; PANEL],
-    /// What of a factor's bits is the integer.
+    /// The bits of a factor that hold its integer.
     pub(in crate::ops::cpu) part: Part,
     /// The constant, a power of two.
     pub(in crate::ops::cpu) constant: f32,
@@ -242,7 +242,7 @@ impl RowFactors for Products<'_> {
             _mm512_cvtepi32_ps, _mm512_mul_ps, _mm512_set1_ps,
         };
         let factors = self.factors.as_ptr().cast::<__m128i>();
-        // SAFETY: this function's own target features; 16 bytes behind 16 bytes are the array of 32.
+        // SAFETY: this function enables the target features; two times 16 bytes are the array of 32.
         unsafe {
             let [left, right] = self.units.load().map(|units| _mm512_mul_ps(units, _mm512_set1_ps(self.constant)));
             let half = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
@@ -267,7 +267,7 @@ impl RowFactors for Products<'_> {
             _mm_and_si128, _mm_loadl_epi64, _mm_set1_epi8, _mm_srli_epi16, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps,
             _mm256_mul_ps, _mm256_set1_ps,
         };
-        // SAFETY: this function's own target features; four times 8 bytes are the array of 32.
+        // SAFETY: this function enables the target features; four times 8 bytes are the array of 32.
         unsafe {
             let bytes = _mm_loadl_epi64(self.factors.as_ptr().add(8 * n).cast());
             let half = |bytes| _mm_and_si128(bytes, _mm_set1_epi8(15));
@@ -287,11 +287,11 @@ impl RowFactors for Products<'_> {
     #[inline]
     unsafe fn load_fours(self) -> [float32x4_t; REGISTERS] {
         use std::arch::aarch64::{vld1q_f32, vmulq_f32, vmulq_n_f32};
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         let units = unsafe { self.units.load_fours() };
         std::array::from_fn(|n| {
             let factors: [f32; 4] = std::array::from_fn(|at| f32::from(self.factor(4 * n + at)));
-            // SAFETY: the four values are there.
+            // SAFETY: the slice has four values.
             vmulq_f32(vmulq_n_f32(units[n], self.constant), unsafe { vld1q_f32(factors.as_ptr()) })
         })
     }
@@ -303,7 +303,7 @@ impl RowFactors for Products<'_> {
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 fn widen(halves: uint16x4_t) -> float32x4_t {
     let wide;
-    // SAFETY: works on registers alone, and every machine of the target has it.
+    // SAFETY: works on registers alone, and every machine of the target has the instruction.
     unsafe {
         std::arch::asm!(
             "fcvtl {wide:v}.4s, {halves:v}.4h",

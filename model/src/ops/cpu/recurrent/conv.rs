@@ -64,7 +64,8 @@ impl Conv<'_> {
         output
     }
 
-    /// The weights of `n` channels from `first` on, transposed, and behind them the biases, which are 0 if there are none.
+    /// Transposed weights of `n` channels from `first` on, followed by the biases, which are 0 if the convolution has
+    /// none.
     pub(in crate::ops::cpu) fn columns(&self, first: usize, n: usize, weights: &mut Vec<f32>) {
         let kernel = self.kernel;
         weights.clear();

@@ -148,7 +148,7 @@ pub(in crate::ops::cpu) fn normalized_keys(
 for_each_register!(run_task(task: &Task<'_>, state: &mut [f32], keys: &mut [f32]) = run_task_body);
 
 /// # Safety
-/// That of [`Lanes`].
+/// As for [`Lanes`].
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn run_task_body<L: Lanes, const FUSED: bool, const N: usize>(
@@ -183,7 +183,7 @@ unsafe fn run_task_body<L: Lanes, const FUSED: bool, const N: usize>(
                 skip: operands.skip.map(|skip| skip[head]),
             };
             for column in (0..columns.len()).step_by(N * L::WIDTH) {
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller upholds the contract.
                 unsafe {
                     match rule {
                         RecurrentRule::GatedDelta => step::<L, N, true>(state, column, &rows, &mut outputs),
@@ -214,7 +214,7 @@ struct Rows<'a> {
 /// Takes the rows of a chunk through `N` registers of columns of `state [k_dim, STATE_COLUMNS]`, from `column` on.
 ///
 /// # Safety
-/// That of [`Lanes`]; the columns are within a block.
+/// As for [`Lanes`]; the columns are within a block.
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn step<L: Lanes, const N: usize, const IS_DELTA: bool>(
@@ -227,7 +227,7 @@ unsafe fn step<L: Lanes, const N: usize, const IS_DELTA: bool>(
     let k_dim = state.len() / STATE_COLUMNS;
     let n_rows = rows.gates.len();
     assert!(rows.keys.len() == n_rows * 2 * k_dim);
-    // SAFETY: the caller's contract; the columns are within the block.
+    // SAFETY: the caller upholds the contract; the columns are within the block.
     unsafe {
         let state = state.as_mut_ptr().add(column);
         let key = |row: usize| rows.keys.as_ptr().add((2 * row + 1) * k_dim);
@@ -286,11 +286,11 @@ macro_rules! each_value {
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn added<L: Lanes, const N: usize>(sums: [[L; N]; PARTS]) -> [L; N] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     std::array::from_fn(|j| unsafe { sums[0][j].plus(sums[1][j]).plus(sums[2][j].plus(sums[3][j])) })
 }
 
-/// What `key` recalls: the transposed state times the key.
+/// Reads the state at `key`: the transposed state times the key.
 ///
 /// # Safety
 /// As [`step`].
@@ -301,7 +301,7 @@ pub(in crate::ops::cpu) unsafe fn recall<L: Lanes, const N: usize>(
     key: *const f32,
     k_dim: usize,
 ) -> [L; N] {
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [[L::splat(0.0); N]; PARTS];
         each_value!(k_dim, |i, PART| {
@@ -322,13 +322,13 @@ pub(in crate::ops::cpu) struct Pass<L, const N: usize> {
     pub(in crate::ops::cpu) key: *const f32,
     pub(in crate::ops::cpu) k_dim: usize,
     pub(in crate::ops::cpu) decay: L,
-    /// What is added to the state, times the key.
+    /// The new state is `decay * state + key * delta`.
     pub(in crate::ops::cpu) delta: [L; N],
 }
 
 impl<L: Lanes, const N: usize> Pass<L, N> {
-    /// Writes the state that follows from `before` to `behind`, which may be the same. Returns the products of the new state
-    /// with the query, and with the `next` key, if they are wanted.
+    /// Writes the state that follows from `before` to `behind`; both may be the same memory. Returns the products of
+    /// the new state with the query and with the `next` key, if they are requested.
     ///
     /// # Safety
     /// As [`step`].
@@ -341,7 +341,7 @@ impl<L: Lanes, const N: usize> Pass<L, N> {
         next: *const f32,
     ) -> ([L; N], [L; N]) {
         let Self { query, key, k_dim, decay, delta } = *self;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let mut sums = [[L::splat(0.0); N]; PARTS];
             let mut recalled = [[L::splat(0.0); N]; PARTS];

@@ -13,10 +13,10 @@ use std::arch::x86_64::{
 
 use crate::ops::cpu::multiply_add;
 
-/// A register of f32, of 8 or 16 lanes. All of them give the same bits where products are fused.
+/// A register of f32, of 8 or 16 lanes. All implementations with fused products give the same bits.
 ///
 /// # Safety
-/// The machine has the instructions, and addresses point to as many numbers as a register has.
+/// The machine has the instructions, and addresses point to a register's number of values.
 pub(in crate::ops::cpu) trait Lanes: Copy {
     /// Lanes of a register.
     const WIDTH: usize;
@@ -55,13 +55,13 @@ impl<const FUSED: bool> Lanes for Plain<FUSED> {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the contract of the trait.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { Self(from.cast::<[f32; 8]>().read()) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the contract of the trait.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { to.cast::<[f32; 8]>().write(self.0) }
     }
 
@@ -97,49 +97,49 @@ impl Lanes for __m256 {
 
     #[inline(always)]
     unsafe fn splat(number: f32) -> Self {
-        // SAFETY: the contract of the trait, as in all of these functions.
+        // SAFETY: the caller upholds the trait's contract, as in all of these functions.
         unsafe { _mm256_set1_ps(number) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn plus(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_add_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn minus(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_sub_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn times(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_mul_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn times_plus(self, factor: Self, term: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm256_fmadd_ps(self, factor, term) }
     }
 
     #[inline(always)]
     unsafe fn sums([a, b, c, d]: [Self; 4]) -> [f32; 4] {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe {
             // Four lanes of `a` and of `b`; then two lanes of `a` and `c`, and of `b` and `d`.
             let [ab, cd] = [[a, b], [c, d]].map(|[one, other]| {
@@ -159,49 +159,49 @@ impl Lanes for __m512 {
 
     #[inline(always)]
     unsafe fn splat(number: f32) -> Self {
-        // SAFETY: the contract of the trait, as in all of these functions.
+        // SAFETY: the caller upholds the trait's contract, as in all of these functions.
         unsafe { _mm512_set1_ps(number) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_storeu_ps(to, self) }
     }
 
     #[inline(always)]
     unsafe fn plus(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_add_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn minus(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_sub_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn times(self, other: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_mul_ps(self, other) }
     }
 
     #[inline(always)]
     unsafe fn times_plus(self, factor: Self, term: Self) -> Self {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe { _mm512_fmadd_ps(self, factor, term) }
     }
 
     #[inline(always)]
     unsafe fn sums(four: [Self; 4]) -> [f32; 4] {
-        // SAFETY: the contract.
+        // SAFETY: the caller upholds the trait's contract.
         unsafe {
             Lanes::sums(
                 four.map(|register| {

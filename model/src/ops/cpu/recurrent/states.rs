@@ -10,7 +10,7 @@ pub(in crate::ops) struct States<'a> {
 }
 
 impl<'a> States<'a> {
-    /// In each slot of `pool [n_slots, slot_len]`, from value `first` on.
+    /// The states in the slots of `pool [n_slots, slot_len]`, from value `first` of each slot on.
     pub(in crate::ops) fn new(pool: &'a mut [f32], slot_len: usize, first: usize) -> Self {
         Self { pool: SharedMut::new(pool), slot_len, first }
     }
@@ -23,7 +23,7 @@ impl<'a> States<'a> {
     #[expect(clippy::mut_from_ref, reason = "the caller guarantees that parts are disjoint")]
     pub(super) unsafe fn part(&self, slot: usize, start: usize, len: usize) -> &mut [f32] {
         let first = slot * self.slot_len + self.first + start;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe { self.pool.part(first..first + len) }
     }
 }

@@ -1,6 +1,6 @@
 //! Attention that never holds the probabilities of a whole sequence.
 //!
-//! The backward pass computes them again from the logarithm of each row's sum
+//! The backward pass recomputes them from the logarithm of each row's sum
 //! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). A task is one sequence and one key head.
 
 use std::{cell::RefCell, ops::Range, sync::Arc};
@@ -24,14 +24,14 @@ use crate::ops::{
     types::{TrainingOp, document_ends},
 };
 
-/// Number of queries whose probabilities exist at the same time.
+/// Number of queries whose probabilities are in memory at the same time.
 pub const QUERIES: usize = 64;
 
 /// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
 /// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and
 /// [`attention_dense`](crate::ops::attention_dense).
 ///
-/// A second input are sinks, `[n_heads]`, if there are any: scores that join the sums, and have no values.
+/// An optional second input are sinks, `[n_heads]`: scores that are added to the sums, without values.
 #[derive(Debug)]
 pub(in crate::ops) struct RopeAttend {
     pub(in crate::ops) options: AttentionOptions,
@@ -400,7 +400,7 @@ impl Piece<'_> {
 
 /// How to compute the probabilities of one row.
 pub(super) struct RowOptions {
-    /// The keys of the block that the row sees; with a slope the last is its own.
+    /// The visible keys of the block; with ALiBi slopes, the last one is the row's own key.
     seen: Range<usize>,
     cap: Option<f32>,
     slope: f32,
@@ -456,8 +456,8 @@ for_each_isa!(backward_row(
     output_and_gradient: [&[f32]; 2]
 ) = backward_row_body);
 
-/// Replaces scores in `probs` by probabilities, and their gradients in `of_probs` by those of the scores: `p (dp -
-/// sum(p dp))`, where the sum is the product of the row's output and its gradient.
+/// Replaces scores in `probs` by probabilities, and their gradients in `of_probs` by the gradients of the scores: `p
+/// (dp - sum(p dp))`, where the sum is the product of the row's output and its gradient.
 #[inline(always)]
 fn backward_row_body<const FUSED: bool>(
     probs: &mut [f32],

@@ -27,18 +27,18 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 /// Rows per pass over the weight's gradient with a large vocabulary: with fewer, memory bandwidth would be the limit.
 const MIN_ROWS: usize = 128;
 
-/// What is computed of each row: its cross entropy, the logarithm of the denominator, and with label smoothing the mean cross
-/// entropy of all tokens.
+/// Values computed per row: its cross entropy, the logarithm of the softmax's denominator, and with label smoothing the
+/// mean cross entropy of all tokens.
 const PER_ROW: usize = 3;
 
-/// Rows whose logits are in memory together.
+/// Number of rows whose logits are in memory together.
 pub fn rows_at_once(vocab_size: usize) -> usize {
     (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS)
 }
 
-/// Inputs: hidden states `[n_rows, d_model]`, and unless they are frozen, the weight `[vocab_size, d_model]` and, if there is
-/// one, the bias `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`, as means or weighted sums
-/// ([`Targets`](crate::ops::Targets)); only the first has gradients.
+/// Inputs: hidden states `[n_rows, d_model]`, and unless they are frozen, the weight `[vocab_size, d_model]` and, if
+/// there is one, the bias `[vocab_size]`. Output `[2]`: the loss to minimise and the cross entropy, as means or
+/// weighted sums ([`Targets`](crate::ops::Targets)); only the first has gradients.
 ///
 /// The forward pass computes the gradients too, chunk by chunk of rows, since it has the probabilities then; backward
 /// multiplies them by the gradient of the loss. (The idea is [Liger Kernel](https://arxiv.org/abs/2410.10989)'s.)
@@ -70,7 +70,7 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
         let trains_weight = wanted[1..].contains(&true);
         assert_eq!(self.targets.len(), n_rows, "targets, one for each row");
         let (hidden, counted) = (values(&inputs[0]), self.counted_rows());
-        // The rows that count, with what each counts in the gradients.
+        // The rows that count, and the weight of each in the gradients.
         let n_counted = counted.as_ref().map_or(n_rows, Vec::len);
         let row_of = |n: usize| counted.as_ref().map_or(n, |counted| counted[n]);
         let share = |n: usize| self.weights.as_ref().map_or(1.0 / n_rows as f32, |weights| weights[row_of(n)]);
@@ -162,8 +162,8 @@ impl LinearCrossEntropy {
         self.reduce(&self.row_losses(vocab_size, counted.as_deref(), logits), counted.as_deref())
     }
 
-    /// The cross entropy of each of the rows that count: all, if there is no list of them. `logits` returns the logits of a range of
-    /// these rows, before any soft cap.
+    /// The cross entropy of each counted row (every row, if none are left out). `logits` returns the logits of a range
+    /// of these rows, before any soft cap.
     pub(in crate::ops) fn cross_entropies(
         &self,
         vocab_size: usize,
@@ -173,7 +173,7 @@ impl LinearCrossEntropy {
         self.row_losses(vocab_size, counted, logits).into_iter().step_by(PER_ROW).collect()
     }
 
-    /// As [`cross_entropies`](Self::cross_entropies), all of a row: `[n_counted, PER_ROW]`.
+    /// As [`cross_entropies`](Self::cross_entropies), with all values of each row: `[n_counted, PER_ROW]`.
     fn row_losses(
         &self,
         vocab_size: usize,
@@ -198,7 +198,8 @@ impl LinearCrossEntropy {
         losses
     }
 
-    /// The rows that count, unless all do. The others, such as prompts and padding in fine-tuning, cost nothing.
+    /// The rows with a weight above 0; `None` if all have one. The others, such as prompts and padding in fine-tuning,
+    /// cost nothing.
     pub(in crate::ops) fn counted_rows(&self) -> Option<Vec<usize>> {
         let weights = self.weights.as_ref()?;
         assert_eq!(weights.len(), self.targets.len(), "weights, one for each row");

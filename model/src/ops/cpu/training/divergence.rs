@@ -1,4 +1,4 @@
-//! The divergence from what a model predicted before, fused with the output projection.
+//! KL divergence from a model's earlier predictions, fused with the output projection.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(in crate::ops) struct LinearDivergence {
     pub(in crate::ops) output: (Arc<Panels>, Option<Vec<f32>>),
     /// The hidden states of the model before, `[n_rows, d_model]`.
     pub(in crate::ops) former: Vec<f32>,
-    /// How much each row counts; rows that count 0 are left out.
+    /// Weight of each row; rows of weight 0 are skipped.
     pub(in crate::ops) shares: Vec<f32>,
     pub(in crate::ops) softcap: Option<f64>,
 }

@@ -41,7 +41,7 @@ impl TrainingOp<FlexTensor> for Embed {
         (tensor(output, [self.ids.len(), width]), Vec::new())
     }
 
-    /// If the table is the output matrix too, its gradient has as many values as the vocabulary: it must not exist twice.
+    /// If the table is also the output matrix (tied embeddings), its gradient is large and must not exist twice.
     fn adds_to_gradient(&self) -> bool {
         true
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ops::{Dropout, LoraPair, LoraShape, Precision, cpu::Panels, types::TrainingOp};
 
-/// A matrix that is only read, with the arithmetic of its products.
+/// A frozen matrix, with the precision of its products.
 pub(super) enum Matrix<'a> {
     Plain(View<'a>, Precision),
     Packed(&'a Panels),
@@ -30,7 +30,7 @@ impl Matrix<'_> {
         }
     }
 
-    /// The gradient of `x`, `[n_rows, d_in]`, from that of the product, `[n_rows, d_out]`.
+    /// The gradient of `x`, `[n_rows, d_in]`, from the gradient of the product, `[n_rows, d_out]`.
     pub(super) fn multiply_back(&self, gradient: View<'_>) -> Vec<f32> {
         match self {
             Self::Plain(weight, precision) => new_product([gradient, *weight], None, *precision),
@@ -46,7 +46,7 @@ pub(in crate::ops) struct FrozenLinear {
     pub(in crate::ops) weight: Arc<Panels>,
     /// `[d_out]`.
     pub(in crate::ops) bias: Option<Vec<f32>>,
-    /// The updates, and the dropout of their input.
+    /// Low-rank updates, and the dropout of their input.
     pub(in crate::ops) lora: Option<(Arc<LoraShape>, Option<Dropout>)>,
 }
 

@@ -39,7 +39,7 @@ impl TrainingOp<FlexTensor> for NormalizeGated {
         let shape @ [n_rows, width] = dims(&inputs[0]);
         let mut of_x = thread_pool::new_zeros(x.len());
         let mut of_z = thread_pool::new_zeros(x.len());
-        // Of the weight, for each group of rows.
+        // Gradients of the weight, for each group of rows.
         let mut partial = vec![0.0; n_rows.div_ceil(ROWS_AT_ONCE) * weight.len()];
         let (shared_x, shared_z) = (SharedMut::new(&mut of_x), SharedMut::new(&mut of_z));
         thread_pool::parallel_chunks(&mut partial, weight.len(), |group, of_weight| {
@@ -71,8 +71,8 @@ for_each_isa!(backward_group(
     of_weight: &mut [f32]
 ) = backward_group_body);
 
-/// With the gate `s = silu(z)`, and `n = h r` the normalized values of `h`, which is `x` or `x s`: the gradient of `h` is
-/// `r (d - n mean(d n))`, where `d` is that of `n`.
+/// With the gate `s = silu(z)`, and `n = h r` the normalized values of `h`, which is `x` or `x s`: the gradient of `h`
+/// is `r (d - n mean(d n))`, where `d` is the gradient of `n`.
 #[inline(always)]
 fn backward_group_body<const FUSED: bool>(
     [x, z, gradient]: [&[f32]; 3],

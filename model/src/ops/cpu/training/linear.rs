@@ -12,7 +12,7 @@ use crate::ops::{Precision, types::TrainingOp};
 /// Inputs: `x [n_rows, d_in]`, the weight `[d_out, d_in]` and an optional bias `[d_out]`. Output: `[n_rows, d_out]`.
 #[derive(Debug)]
 pub(in crate::ops) struct Linear {
-    /// Of all its products.
+    /// Precision of all its products.
     pub(in crate::ops) precision: Precision,
 }
 

@@ -1,4 +1,4 @@
-//! Muon's update: Newton-Schulz iterations, most matrices each by one thread.
+//! Muon's update: Newton-Schulz iterations. Most matrices are updated by one thread each.
 
 use std::cmp::Reverse;
 
@@ -17,11 +17,11 @@ use crate::ops::{
 /// Values per task of passes over memory.
 const AT_ONCE: usize = 1 << 14;
 
-/// Multiply-adds of an iteration up to which one thread takes a matrix alone: with less work, threads would wait for each
-/// other for most of the time.
+/// Multiply-adds per iteration up to which one thread updates a matrix alone: with less work, threads would mostly wait
+/// for each other.
 const MAX_ALONE: usize = 1 << 26;
 
-/// With as many matrices per thread, one thread takes each alone, however large they are.
+/// With at least this many matrices per thread, one thread updates each matrix alone, whatever its size.
 const MANY: usize = 4;
 
 /// [`muon`](crate::ops::muon).

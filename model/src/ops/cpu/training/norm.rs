@@ -46,15 +46,15 @@ impl TrainingOp<FlexTensor> for Normalize {
     }
 }
 
-/// Columns of a matrix that are normalized, as many at a time as `weight` has values.
+/// Columns of a matrix that are normalized in groups of `weight.len()`.
 pub(super) struct NormedPart<'a> {
     pub(super) columns: Range<usize>,
     pub(super) weight: &'a [f32],
     pub(super) options: NormOptions,
 }
 
-/// Puts the gradients of the normalized columns of `x [n_rows, width]` into `of_x`. Returns those of the weights, one part
-/// behind the other, and those of as many biases.
+/// Writes the gradients of the normalized columns of `x [n_rows, width]` to `of_x`. Returns the gradients of the
+/// weights, part by part, and of the biases in the same layout.
 pub(super) fn norm_gradients(
     x: &[f32],
     gradient: &[f32],

@@ -1,8 +1,9 @@
 //! The gated delta rule and Mamba-2's state space, backward.
 //!
-//! States are computed again: those before every [`CHUNK`]th row of a span first, and then, from the last chunk on, those of a
-//! chunk's rows. Nothing but the inputs is kept between the passes. A task is a span and a key head with its value heads, one
-//! block of columns after the other: so the gradients of the key and the query are added up in one order.
+//! States are recomputed: first the states before every [`CHUNK`]th row of a span, and then, from the last chunk to the
+//! first, the states of the chunk's rows. Only the inputs are kept between the passes. A task is a span and a key head
+//! with its value heads, one block of columns after the other: so the gradients of the key and the query are added up
+//! in one order.
 
 use std::cell::RefCell;
 
@@ -19,7 +20,7 @@ use crate::ops::{
     types::{Recurrence, RecurrentRows, RecurrentRule, RecurrentSpan, STATE_COLUMNS, TrainingOp},
 };
 
-/// Rows whose states are in memory together. A block's are in L2.
+/// Rows whose states are in memory together. The states of one block fit in L2.
 const CHUNK: usize = 32;
 
 /// Values of one row in a block's columns.
@@ -108,13 +109,13 @@ impl TrainingOp<FlexTensor> for Recur {
 struct Task<'a> {
     operands: &'a RecurrentOperands<'a>,
     gradient: &'a [f32],
-    /// Of the span.
+    /// The number of the span.
     number: usize,
     span: &'a RecurrentSpan,
     key_head: usize,
 }
 
-/// Where tasks write.
+/// Outputs of tasks.
 struct Gradients<'a> {
     of_x: SharedMut<'a, f32>,
     of_gates: SharedMut<'a, f32>,
@@ -125,7 +126,7 @@ struct Gradients<'a> {
 for_each_register!(backward(task: &Task<'_>, gradients: &Gradients<'_>, scratch: &mut Scratch) = backward_body);
 
 /// # Safety
-/// That of [`Lanes`].
+/// As for [`Lanes`].
 #[expect(unsafe_code, reason = "registers")]
 #[inline(always)]
 unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
@@ -159,7 +160,7 @@ unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
                 resized(states, (CHUNK + 1) * heads.block_len()),
                 resized(of_state, heads.block_len()),
             ];
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract.
             of_skip += unsafe { block.backward::<L, N>(memory, of_keys, of_gates) };
         }
         for (row, of_gates) in span.rows.clone().zip(&*of_gates) {
@@ -185,7 +186,8 @@ unsafe fn backward_body<L: Lanes, const FUSED: bool, const N: usize>(
     }
 }
 
-/// The gradient of `x` from that of `scale x / |x|`: `scale r (of - x r^2 (x of))`, where `r` is 1 over the root.
+/// The gradient of `x` from the gradient `of` of `scale x / |x|`: `scale r (of - x r^2 (x of))`, where `r` is 1 over
+/// the root.
 #[inline(always)]
 fn of_normalized(x: &[f32], of: &[f32], scale: f32, rule: RecurrentRule, of_x: &mut [f32]) {
     if rule == RecurrentRule::StateSpace {
@@ -208,13 +210,13 @@ struct Block<'a> {
     gradients: &'a Gradients<'a>,
 }
 
-/// What a row of a chunk does to a block's state: `decay S + key delta`.
+/// The update of a block's state by a row of a chunk: `decay S + key delta`.
 #[derive(Clone, Copy)]
 struct Step {
     value: Columns,
     /// The product of the transposed state with the key, before the decay.
     recalled: Columns,
-    /// What is multiplied by the factor to give `delta`.
+    /// `delta` is this times the row's factor.
     new: Columns,
     delta: Columns,
 }
@@ -228,11 +230,11 @@ const NO_STEP: Step = Step {
 
 #[expect(unsafe_code, reason = "registers")]
 impl Block<'_> {
-    /// Adds the block's part to the gradients of keys, queries and gates, and stores those of its values. Returns its part of
-    /// the skip's gradient.
+    /// Adds the block's part to the gradients of keys, queries and gates, and stores the gradients of its values.
+    /// Returns its part of the skip's gradient.
     ///
     /// # Safety
-    /// That of [`Lanes`].
+    /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn backward<L: Lanes, const N: usize>(
         &self,
@@ -250,18 +252,18 @@ impl Block<'_> {
         kept[..block_len].fill(0.0);
         for (chunk, start) in (0..(n_rows - 1) / CHUNK * CHUNK).step_by(CHUNK).enumerate() {
             kept.copy_within(chunk * block_len..(chunk + 1) * block_len, (chunk + 1) * block_len);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract.
             unsafe { self.forward::<L, N, false>(start, &mut kept[(chunk + 1) * block_len..], &mut steps) };
         }
         of_state.fill(0.0);
         let mut of_skip = 0.0;
         let mut of_output = self.of_output(n_rows - 1);
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         let mut of_delta = unsafe { self.enter::<L>(n_rows - 1, &of_output, of_state) };
         for (chunk, start) in (0..n_rows).step_by(CHUNK).enumerate().rev() {
             let len = CHUNK.min(n_rows - start);
             states[..block_len].copy_from_slice(&kept[chunk * block_len..(chunk + 1) * block_len]);
-            // SAFETY: the caller's contract.
+            // SAFETY: the caller upholds the contract.
             unsafe { self.forward::<L, N, true>(start, states, &mut steps[..len]) };
             for (n, step) in steps[..len].iter().enumerate().rev() {
                 let row = start + n;
@@ -279,7 +281,7 @@ impl Block<'_> {
                 place.copy_from_slice(&of_value[..place.len()]);
                 let state = &states[n * block_len..(n + 1) * block_len];
                 let of_keys = &mut of_keys[row * 2 * k_dim..][..2 * k_dim];
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller upholds the contract.
                 let of_decay = unsafe {
                     if row > 0 {
                         of_output = self.of_output(row - 1);
@@ -313,11 +315,11 @@ impl Block<'_> {
         [query, key]
     }
 
-    /// A row of the span for each of `steps`, from `start` on, from the first state in `states`: each state is written behind the
-    /// one before it, or over it.
+    /// Computes a row of the span for each of `steps`, from `start` on, beginning with the first state in `states`.
+    /// Each new state is written after the one before it if `KEEPS_ALL`, else over it.
     ///
     /// # Safety
-    /// That of [`Lanes`].
+    /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn forward<L: Lanes, const N: usize, const KEEPS_ALL: bool>(
         &self,
@@ -338,7 +340,7 @@ impl Block<'_> {
         }
         let n_steps = steps.len();
         for column in (0..n_columns).step_by(N * L::WIDTH) {
-            // SAFETY: the caller's contract; columns are within a block.
+            // SAFETY: the caller upholds the contract; columns are within a block.
             unsafe {
                 let state = |n: usize| states.as_ptr().add(if KEEPS_ALL { n * block_len } else { 0 } + column);
                 let key = |n: usize| self.query_and_key(start + n)[1].as_ptr();
@@ -369,17 +371,18 @@ impl Block<'_> {
         }
     }
 
-    /// Adds what row `n` has as output to the gradient of the state behind it, and returns the gradient of `delta`.
+    /// Adds the contribution of row `n`'s output to the gradient of the state after the row, and returns the gradient
+    /// of `delta`.
     ///
     /// # Safety
-    /// That of [`Lanes`].
+    /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn enter<L: Lanes>(&self, n: usize, of_output: &Columns, of_state: &mut [f32]) -> Columns {
         let [query, key] = self.query_and_key(n);
         let mut of_delta = [0.0; STATE_COLUMNS];
         for ((row, query), key) in of_state.chunks_exact_mut(STATE_COLUMNS).zip(query).zip(key) {
             for column in (0..STATE_COLUMNS).step_by(L::WIDTH) {
-                // SAFETY: the caller's contract; columns are within a block.
+                // SAFETY: the caller upholds the contract; columns are within a block.
                 unsafe {
                     let place = row.as_mut_ptr().add(column);
                     let of_state = L::load(of_output.as_ptr().add(column)).times_plus(L::splat(*query), L::load(place));
@@ -392,11 +395,12 @@ impl Block<'_> {
         of_delta
     }
 
-    /// What row `n` needs backward, from the gradients of its output and of its `delta`.
+    /// Gradients for row `n`, from the gradients of its output and of its `delta`.
     ///
-    /// With the gradient `G` of the state behind the row (its own output's included), and `d` of `delta`: of what the key
-    /// recalled `m = -factor d`, of the key `G delta + S (decay m)`, of the decay `G S + m recalled`, of the state before it
-    /// `decay (G + key m)`. The query's is `S' o`, where `S' = decay S + key delta` is the state behind the row.
+    /// Let `G` be the gradient of the state after the row (its own output's included), `d` the gradient of `delta`, and
+    /// `S' = decay S + key delta` the state after the row. Gradients: `m = -factor d` of the value recalled by the key,
+    /// `G delta + S (decay m)` of the key, `G S + m recalled` of the decay, `decay (G + key m)` of the state before the
+    /// row, and `S' o` of the query.
     #[inline(always)]
     fn back(
         &self,
@@ -428,7 +432,7 @@ impl Block<'_> {
 
 /// A row's pass over a block backward.
 struct Back<'a> {
-    /// The query and the key of the row, and those of the row before.
+    /// Key and query of the row, and of the row before.
     keys: [&'a [f32]; 2],
     keys_before: [&'a [f32]; 2],
     decay: f32,
@@ -446,12 +450,13 @@ const MOST: usize = 4;
 
 #[expect(unsafe_code, reason = "registers")]
 impl Back<'_> {
-    /// Turns the gradient of the state behind the row into that of `state`, the one before it. Adds to the gradients of the
-    /// query and the key, and returns a part of the decay's. If there is a row before, the gradient of its output is
-    /// `output_before`: then the state's gradient has that part too, and `of_delta` becomes that row's.
+    /// Turns the gradient of the state after the row into the gradient of `state`, the one before it. Adds to the
+    /// gradients of the query and the key, and returns a part of the decay's gradient. If there is a row before,
+    /// `output_before` is the gradient of its output: it is added to the state's gradient, and `of_delta` becomes the
+    /// gradient of that row's `delta`.
     ///
     /// # Safety
-    /// That of [`Lanes`].
+    /// As for [`Lanes`].
     #[inline(always)]
     unsafe fn run<L: Lanes, const HAS_BEFORE: bool>(
         &self,
@@ -465,7 +470,7 @@ impl Back<'_> {
         let (of_query, of_key) = of_keys.split_at_mut(k_dim);
         assert!(state.len() == k_dim * STATE_COLUMNS && of_state.len() == state.len());
         assert!(of_key.len() == k_dim && self.keys.iter().chain(&self.keys_before).all(|keys| keys.len() == k_dim));
-        // SAFETY: the caller's contract; values and columns are within a block.
+        // SAFETY: the caller upholds the contract; values and columns are within a block.
         unsafe {
             let mut sums = Sums { of_decay: [L::splat(0.0); MOST], of_delta: [L::splat(0.0); MOST] };
             let mut i = 0;
@@ -497,7 +502,7 @@ impl Back<'_> {
         }
     }
 
-    /// Value `i` of query and key: products whose sums are parts of their gradients.
+    /// Computes value `i` of query and key: products whose sums are parts of their gradients.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -510,7 +515,7 @@ impl Back<'_> {
         output_before: &Columns,
         sums: &mut Sums<L>,
     ) -> (L, L) {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let [key, query_before, key_before] = [self.keys[1], self.keys_before[0], self.keys_before[1]]
                 .map(|values| L::splat(*values.get_unchecked(i)));
@@ -546,7 +551,7 @@ struct Sums<L> {
 #[inline(always)]
 unsafe fn total<L: Lanes>(columns: [L; MOST]) -> L {
     let [a, b, c, d] = columns;
-    // SAFETY: the caller's contract.
+    // SAFETY: the caller upholds the contract.
     unsafe { if STATE_COLUMNS / L::WIDTH == 2 { a.plus(b) } else { a.plus(c).plus(b.plus(d)) } }
 }
 

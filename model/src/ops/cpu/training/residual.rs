@@ -55,7 +55,7 @@ impl TrainingOp<FlexTensor> for AddUpdate {
     }
 }
 
-/// Its output is its input: it gives a tensor a node of its own in the graph.
+/// Returns its input: gives a tensor its own node in the autodiff graph.
 #[derive(Debug)]
 pub(in crate::ops) struct Pass;
 
@@ -79,7 +79,7 @@ impl TrainingOp<FlexTensor> for Pass {
     }
 }
 
-/// One of several uses of its input; see [`fork`](crate::ops::fork).
+/// One of several uses of the input; see [`fork`](crate::ops::fork).
 #[derive(Debug)]
 pub(in crate::ops) struct Fork {
     /// Whether the gradient of another use has come; all uses share it.
@@ -127,7 +127,7 @@ fn add(left: &mut [f32], right: &[f32]) {
     });
 }
 
-/// `n_values` factors: 0 for what is dropped, else 1 divided by the share that is kept.
+/// `n_values` factors: 0 for dropped values, else 1 divided by the share that is kept.
 pub(in crate::ops) fn dropout_factors(n_values: usize, dropout: Dropout) -> Vec<f32> {
     scaled_values(n_values, None, None, 1.0, Some(dropout))
 }
@@ -143,7 +143,7 @@ fn scaled(update: &FlexTensor, residual: Option<&FlexTensor>, multiplier: f64, d
     FlexTensor::from_data(TensorData::new(output, update.layout().shape().clone()))
 }
 
-/// The same of slices of `len` values. Without `update`, as if all its values were 1.
+/// As [`scaled`], for slices of `len` values. Without `update`, all its values are 1.
 fn scaled_values(
     len: usize,
     update: Option<&[f32]>,

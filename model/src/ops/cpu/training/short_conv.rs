@@ -32,7 +32,7 @@ pub(in crate::ops) struct Convolve {
 struct Scratch {
     /// Transposed weights and biases, `[kernel + 1, n]`.
     weights: Vec<f32>,
-    /// Gradients of these for a few rows, and of all.
+    /// Gradients of the weights and biases, for a few rows and for all.
     of_few: Vec<f32>,
     of_all: Vec<f32>,
     /// The gradient of a row's sum.
@@ -75,7 +75,7 @@ impl TrainingOp<FlexTensor> for Convolve {
         let (x, gradient) = (values(&inputs[0]), values(gradient));
         let (channels, kernel) = (conv.channels, conv.kernel);
         let mut of_x = thread_pool::new_zeros(x.len());
-        // A row of weights for each channel, and its bias behind them.
+        // For each channel, a row of weights followed by its bias.
         let mut of_weights = vec![0.0; channels * (kernel + 1)];
         let (shared_x, shared_weights) = (SharedMut::new(&mut of_x), SharedMut::new(&mut of_weights));
         thread_pool::parallel_for(channels.div_ceil(CHANNELS), |task| {
@@ -102,7 +102,7 @@ impl TrainingOp<FlexTensor> for Convolve {
     }
 }
 
-/// Some channels of all rows.
+/// A range of channels, for all rows.
 struct Block<'a> {
     conv: &'a Conv<'a>,
     x: &'a [f32],

@@ -13,8 +13,8 @@ use crate::ops::cube::launch::workgroup;
 /// Lanes of a workgroup that adds parts.
 pub(super) const LANES: usize = 256;
 
-/// Which factors are 0, or which results are not wanted, because a query does not see later keys: work on these is left
-/// out. There may be several times as many queries as keys, if several heads share them.
+/// The causal mask of a product: which factors are 0, or which results are not needed, because a query does not see
+/// later keys; that work is skipped. There may be several times as many queries as keys, if several heads share them.
 /// [`Product::write`](super::Product::write) then uses [`No`](Self::No) in place of [`Keys`](Self::Keys), and in place
 /// of the others if a tile would have queries of two heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +28,7 @@ pub(in crate::ops::cube) enum Causal {
     Keys,
 }
 
-/// Sizes of a workgroup's work, and what there is to do.
+/// Tile sizes of a workgroup, and the form of the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops::cube) struct Plan {
     /// Rows, columns and terms of a tile.
@@ -44,7 +44,7 @@ pub(in crate::ops::cube) struct Plan {
     pub(super) plane: usize,
     /// The numbers that are multiplied.
     pub(super) element: ElemType,
-    /// How many of them make an operand.
+    /// Number of parts into which an operand is split.
     n_parts: usize,
     /// Whether the operands in memory are transposed.
     pub(super) a_transposed: bool,
@@ -99,12 +99,12 @@ impl Plan {
         Tile::new([self.n, self.k], !self.b_transposed, self.lanes())
     }
 
-    /// Bits of an f32's fraction that its number of 16 bits lacks.
+    /// Bits of an f32's mantissa that the 16-bit type lacks.
     fn dropped_bits(self) -> u32 {
         if self.element == super::F16 { 13 } else { 16 }
     }
 
-    /// Numbers of f32 that are on their way to the output: one fragment of each plane.
+    /// Values of f32 that are buffered on their way to the output: one fragment of each plane.
     fn scratch(self) -> usize {
         self.planes() * self.fragment * self.fragment
     }
@@ -155,7 +155,7 @@ impl Tile {
     }
 }
 
-/// Reads a tile: what is not below `n_outer` rows (of `a`) or columns (of `b`), or not before `last_term`, is 0.
+/// Reads a tile. Values beyond `n_outer` rows (of `a`) or columns (of `b`), or from `last_term` on, are 0.
 #[cube]
 fn read_tile<V: Size>(
     matrix: &[Vector<f32, V>],
@@ -186,7 +186,7 @@ fn read_tile<V: Size>(
     }
 }
 
-/// Writes what [`read_tile`] read to shared memory, part after part.
+/// Writes the tile that [`read_tile`] read to shared memory, part after part.
 #[cube]
 fn store_tile<S: Numeric, V: Size>(
     held: &Array<Vector<f32, V>>,
@@ -212,9 +212,9 @@ fn store_tile<S: Numeric, V: Size>(
     }
 }
 
-/// The nearest numbers whose last `n_bits` are 0. Computed on integers, since a driver may truncate when it converts
-/// f32 to bf16 (NVIDIA's does), and may optimize away a conversion to 16 bits and back. Without the `min`, a NaN with
-/// all bits set would overflow into the sign and become 0.
+/// Rounds to the nearest numbers whose last `n_bits` are 0. Computed on integers, since a driver may truncate when it
+/// converts f32 to bf16 (NVIDIA's does), and may optimize away a conversion to 16 bits and back. Without the `min`, a
+/// NaN with all bits set would overflow into the sign and become 0.
 #[cube]
 fn rounded<V: Size>(values: Vector<f32, V>, #[comptime] n_bits: u32) -> Vector<f32, V> {
     let bits = Vector::<u32, V>::reinterpret(values);

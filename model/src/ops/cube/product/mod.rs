@@ -1,7 +1,7 @@
 //! Products of f32 matrices by the device's matrix instructions, which multiply numbers of 16 bits and add in f32.
 //!
-//! An operand is rounded to bf16, or, for the exactness of f32, it is split into two numbers of bf16, of which three
-//! products are added (the product of both remainders is as small as what they leave out). That is known as bf16x3
+//! An operand is rounded to bf16, or, for the exactness of f32, it is split into two bf16 numbers, and three of their
+//! four products are added (the product of both remainders is as small as the rounding error). This is known as bf16x3
 //! ([Henry, Tang and Heinecke](https://arxiv.org/abs/1904.06376)); an error is at most some 2^-16 of the sum of the
 //! magnitudes. bf16 has the range of f32, so nothing is scaled.
 
@@ -45,7 +45,7 @@ pub(super) struct Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// A matrix whose rows, of `width`, lie one behind another.
+    /// A matrix whose rows of `width` values are contiguous, one after the other.
     pub(super) fn new(tensor: &'a CubeTensor, width: usize) -> Self {
         Self { tensor, stride: width, is_transposed: false }
     }
@@ -55,7 +55,7 @@ impl<'a> Operand<'a> {
     }
 }
 
-/// What to multiply: `[m, k]` by `[k, n]`, for each of a batch.
+/// Operands of a batched product: `[m, k]` by `[k, n]`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Product<'a> {
     pub(super) a: Operand<'a>,
@@ -63,7 +63,7 @@ pub(super) struct Product<'a> {
     /// `[m, n, k]`.
     pub(super) dims: [usize; 3],
     pub(super) batch: usize,
-    /// Which values are left out as hidden keys, and the number of keys.
+    /// The causal mask, and the number of keys.
     pub(super) causal: (Causal, usize),
     /// Added to each row, `[n]`.
     pub(super) bias: Option<&'a CubeTensor>,
@@ -123,7 +123,7 @@ impl Product<'_> {
         let partial = (n_splits > 1).then(|| empty(output, [n_splits * self.batch * m, n]));
         let target = partial.as_ref().unwrap_or(output);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: rows, columns and terms are kept below the sizes of what they index; an absent bias is not read.
+        // SAFETY: rows, columns and terms are kept below the sizes of their operands; a missing bias is not read.
         unsafe {
             product::launch_unchecked(
                 &output.client,
@@ -153,7 +153,7 @@ impl Product<'_> {
         if let Some(partial) = partial {
             let n_values = self.batch * m * n;
             #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-            // SAFETY: a lane has one of the output's values, and adds as many as there are parts.
+            // SAFETY: a lane has one of the output's values, and adds one term per part.
             unsafe {
                 add_parts::launch_unchecked(
                     &output.client,
@@ -168,14 +168,14 @@ impl Product<'_> {
         }
     }
 
-    /// How the device multiplies; `None` if it cannot.
+    /// How the device computes this product; `None` if it cannot.
     pub(super) fn plan(&self) -> Option<Plan> {
         let transposed = [self.a.is_transposed, self.b.is_transposed];
         plan(&self.a.tensor.client, self.precision, self.dims[1], transposed)
     }
 }
 
-/// How the device of `client` makes products of `n` columns; `None` if it cannot.
+/// How the device of `client` computes products with `n` columns; `None` if it cannot.
 fn plan(client: &Client, precision: Precision, n: usize, transposed: [bool; 2]) -> Option<Plan> {
     let hardware = &client.properties().hardware;
     let (element, fragment) = instructions(client)?;

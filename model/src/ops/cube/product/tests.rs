@@ -86,7 +86,7 @@ fn largest_error(found: &[f32], expected: &[(f64, f64)]) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
-/// Also a NaN with all bits set, which is what NVIDIA's GPUs write: rounded up, it would become 0.
+/// Includes a NaN with all bits set, which NVIDIA's GPUs write: rounded up, it would become 0.
 #[test]
 fn gpu_products_keep_nan_and_infinity_non_finite() {
     let Some(device) = gpu() else { return };

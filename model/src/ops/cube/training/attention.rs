@@ -1,5 +1,5 @@
 //! Causal attention that keeps the logarithm of each row's sum instead of its probabilities
-//! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1): those of one layer at a time exist.
+//! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). The probabilities of only one layer exist at a time.
 
 use burn::tensor::{Tensor, TensorData};
 use burn_cubecl::{
@@ -38,7 +38,7 @@ pub(in crate::ops) struct RopeAttend {
     precision: Precision,
 }
 
-/// Which operands the kernels have.
+/// The operands that the kernels have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Parts {
     has_positions: bool,
@@ -47,8 +47,8 @@ struct Parts {
 }
 
 impl RopeAttend {
-    /// For `batch` sequences on the device of `like`, whose rows have `positions` in their documents. A row of `angles` has
-    /// cosines, then as many sines.
+    /// For `batch` sequences on the device of `like`, whose rows have `positions` in their documents. A row of `angles`
+    /// has the cosines, then the sines.
     pub(in crate::ops) fn new(
         options: &AttentionOptions,
         batch: usize,
@@ -95,7 +95,7 @@ impl RopeAttend {
         let heads = |n: usize| empty(rows, [self.batch, n.max(1), seq_len, head_dim]);
         let [q, k, v] = [heads(n_heads), heads(n_keys), heads(n_keys)];
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of the rows, and writes it to a place of its own.
+        // SAFETY: a lane has one value of the rows, and writes it to its own place.
         unsafe {
             split_heads::launch_unchecked(
                 &rows.client,
@@ -128,7 +128,7 @@ impl RopeAttend {
         let rows = empty(&q, [n_rows, width]);
         let angles = self.angles.as_ref().unwrap_or(&q).clone();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of the rows, and reads that value and the one that it is rotated with.
+        // SAFETY: a lane has one value of the rows, and reads that value and its partner in the rotation.
         unsafe {
             join_heads::launch_unchecked(
                 &rows.client,
@@ -167,7 +167,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; absent operands are not read.
+        // SAFETY: each workgroup has its own row of scores; missing operands are not read.
         unsafe {
             softmax_rows::launch_unchecked(
                 &scores.client,
@@ -194,7 +194,7 @@ impl RopeAttend {
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of scores of its own; absent operands are not read.
+        // SAFETY: each workgroup has its own row of scores; missing operands are not read.
         unsafe {
             softmax_rows_back::launch_unchecked(
                 &scores.client,
@@ -358,7 +358,7 @@ fn join_heads(
     }
 }
 
-/// The first key that the query of `row` sees; the last is its own.
+/// The first key that the query of `row` sees; the last one is the row's own.
 #[cube]
 fn first_key(
     row: usize,

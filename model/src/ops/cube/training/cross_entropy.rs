@@ -29,13 +29,13 @@ const ALIGNED: usize = 4;
 const LOWEST: f32 = -3e38;
 
 /// Inputs: hidden states `[n_rows, d_model]`, the weight `[vocab_size, d_model]` and, if there is one, the bias
-/// `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`; only the first has gradients.
+/// `[vocab_size]`. Output `[2]`: the loss to minimise and the cross entropy; only the first has gradients.
 ///
 /// As on the CPU, the forward pass computes the gradients too, chunk by chunk of rows.
 #[derive(Debug)]
 pub(in crate::ops) struct LinearCrossEntropy {
     ids: CubeTensor,
-    /// What each row counts, `[n_rows]`.
+    /// Weight of each row, `[n_rows]`.
     shares: CubeTensor,
     options: LossOptions,
     precision: Precision,
@@ -50,11 +50,11 @@ struct Parts {
 }
 
 impl LinearCrossEntropy {
-    /// For the rows of `hidden`, with the token to predict from each and what each counts; see
+    /// For the rows of `hidden`, with the token to predict from each row and its weight; see
     /// [`Targets`](crate::ops::Targets).
     ///
     /// # Panics
-    /// When there are not as many targets or weights as rows.
+    /// When the number of targets or weights is not the number of rows.
     pub(in crate::ops) fn new(
         (ids, weights): (Tensor<1, Int>, Option<Vec<f32>>),
         options: LossOptions,
@@ -104,7 +104,7 @@ impl LinearCrossEntropy {
     ) {
         let [n_rows, stride] = logits.meta.shape().dims::<2>();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of its own; ids are only compared with columns; an absent bias is not read.
+        // SAFETY: each workgroup has its own row; ids are only compared with columns; a missing bias is not read.
         unsafe {
             loss_rows::launch_unchecked(
                 &logits.client,
@@ -126,7 +126,7 @@ impl LinearCrossEntropy {
         }
     }
 
-    /// The output, from the `losses [n_rows, 2]` of all rows.
+    /// The output, from the losses of all rows: `losses [n_rows, 2]`.
     fn add(&self, losses: CubeTensor) -> CubeTensor {
         let n_rows = losses.meta.shape()[0];
         let output = empty(&losses, [2]);
@@ -278,8 +278,8 @@ fn loss_rows(
     let of_target = sum_of_lanes(&mut shared);
     let log_sum = sum.ln();
     if lane == 0 {
-        // A row that counts nothing may have any target, and its loss may be no number. The loss of a token that does not
-        // exist is beyond any other: a kernel cannot refuse it.
+        // A row of weight 0 may have any target, and its loss may be NaN. A token outside the vocabulary gets a huge
+        // loss: a kernel cannot return an error.
         let loss = select(target < vocab_size, log_sum - of_target, 3e38f32);
         losses[2 * of_all] = select(share == 0.0f32, 0.0f32, loss);
         losses[2 * of_all + 1] = select(share == 0.0f32, 0.0f32, largest + log_sum);

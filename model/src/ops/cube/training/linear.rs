@@ -16,7 +16,7 @@ use crate::ops::{
     types::TrainingOp,
 };
 
-/// Rows that a lane adds, at most.
+/// Maximum number of rows that a lane adds.
 const ROWS: usize = 64;
 
 /// Inputs: `x [n_rows, d_in]`, the weight `[d_out, d_in]` and an optional bias `[d_out]`; see [`linear`](crate::ops::linear).
@@ -88,7 +88,7 @@ pub(super) fn multiply(product: Product<'_>) -> CubeTensor {
     })
 }
 
-/// [`multiply`] of one pair, into rows of `stride` numbers; those behind the `n`th are undefined. If there is no
+/// [`multiply`] of one pair, into rows of `stride` numbers; numbers after the `n`th are undefined. If there is no
 /// kernel, the library's product has rows of `n` numbers.
 pub(super) fn multiply_padded(product: Product<'_>, stride: usize) -> CubeTensor {
     if !product.has_kernel() {
@@ -117,7 +117,7 @@ pub(super) fn sums_of_columns(values: &CubeTensor) -> CubeTensor {
     let n_parts = n_rows.div_ceil(ROWS).max(1);
     let sums = empty(values, [n_parts, width]);
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a lane has a column of its own, and some of the rows.
+    // SAFETY: each lane has its own column, and some of the rows.
     unsafe {
         add_rows::launch_unchecked(
             &values.client,

@@ -17,7 +17,7 @@ pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use linear::Linear;
 
-/// The largest of the values of all lanes, for all of them. `values` has one for each lane.
+/// The largest of the values of all lanes, returned in every lane. `values` has one element per lane.
 #[cube]
 fn largest_of_lanes(values: &mut Shared<[f32]>) -> f32 {
     let lane = UNIT_POS_X as usize;
@@ -36,7 +36,7 @@ fn largest_of_lanes(values: &mut Shared<[f32]>) -> f32 {
     largest
 }
 
-/// The sum of the values of all lanes, for all of them.
+/// The sum of the values of all lanes, returned in every lane.
 #[cube]
 fn sum_of_lanes(values: &mut Shared<[f32]>) -> f32 {
     add_lanes(values, 1usize, LANES, LANES);

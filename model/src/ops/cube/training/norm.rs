@@ -23,10 +23,10 @@ use crate::{
 
 /// Lanes of a part, at least.
 const FEWEST: usize = 32;
-/// Sums of the gradients of a weight, at most; they are added at the end.
+/// Maximum number of partial sums of a weight's gradient; they are added at the end.
 const SUMS: usize = 256;
 
-/// The parts of a matrix that are normalized by themselves, with one weight: `n` in all, `per_row` in each row, side by
+/// The parts of a matrix that are normalized separately, with one weight: `n` in all, `per_row` in each row, side by
 /// side from column `start` on.
 #[derive(Clone, Copy)]
 struct NormedParts {
@@ -43,8 +43,8 @@ impl NormedParts {
         self.width.next_power_of_two().clamp(FEWEST, LANES)
     }
 
-    /// Puts the gradients of these parts of `x` into `of_x`. Returns those of the weight and of a bias, `[width]` each, if
-    /// `wanted`.
+    /// Writes the gradients of these parts of `x` to `of_x`. Returns the gradients of the weight and of a bias,
+    /// `[width]` each, if `wanted`.
     fn backward(
         self,
         [x, weight, gradient, of_x]: [&CubeTensor; 4],
@@ -55,7 +55,7 @@ impl NormedParts {
         let Self { n, per_row, row_width, start, width } = self;
         let stats = empty(x, [n, 2]);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a group of lanes stays within a part of its own, and groups beyond the last part write nothing.
+        // SAFETY: each group of lanes stays within its own part, and groups beyond the last part write nothing.
         unsafe {
             parts_back::launch_unchecked(
                 &x.client,
@@ -84,7 +84,7 @@ impl NormedParts {
         let n_sums = n.div_ceil(parts_a_sum);
         let sums = empty(x, [n_sums, 2 * width]);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one column of some parts, and writes two sums of its own.
+        // SAFETY: each lane has one column of some parts, and writes its own two sums.
         unsafe {
             params_back::launch_unchecked(
                 &x.client,

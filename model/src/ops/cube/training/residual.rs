@@ -27,7 +27,7 @@ impl AddUpdate {
         let dropout = self.dropout.unwrap_or(Dropout { probability: 0.0, seed: 0, place: 0 });
         let [seed_low, seed_high] = halves(dropout.seed);
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has four values of its own, those below the length.
+        // SAFETY: each lane has its own four values, and skips those beyond the length.
         unsafe {
             scale_values::launch_unchecked(
                 &output.client,

@@ -1,4 +1,4 @@
-//! Outputs that are computed again in the backward pass.
+//! Outputs that are recomputed in the backward pass.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -103,7 +103,7 @@ fn recurrences_give_the_numbers_of_transformers() {
         let reference = recurrence_reference(x.clone(), gates(), given, Recurrence { rule, heads }, &rows, None);
         assert_close(&golden_outcome(reference, of), &expected, case);
 
-        // Serving: with the gates' own body, and the state that is left.
+        // Serving: with the fused body of the gates, and the final state.
         let [x, raw] = [&x, &raw].map(|tensor| tensor.clone().inner());
         let [a_log, dt_bias, skip] = [&a_log, &dt_bias, &skip].map(|tensor| tensor.clone().inner());
         let gates = match is_delta {
@@ -244,7 +244,7 @@ fn recurrent_layers_give_the_same_bits_with_one_thread_and_with_all() {
     assert!(alone.iter().all(|alone| *alone == run()));
 }
 
-/// The same bits in outputs and in every gradient that belongs to a row; those of parameters are sums over the documents.
+/// Outputs and gradients of rows have the same bits; gradients of parameters are sums over the documents.
 #[test]
 fn packed_documents_equal_separate_ones() {
     let heads = HEADS[2];

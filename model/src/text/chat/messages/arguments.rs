@@ -1,5 +1,5 @@
-//! The arguments of earlier tool calls, in the forms in which templates take them. What a model wrote may be no object:
-//! it may be cut off or malformed, or there may be no arguments.
+//! The arguments of earlier tool calls, in the forms in which templates take them. The arguments that a model wrote may
+//! not be an object: they may be cut off, malformed or missing.
 //!
 //! Parsing is limited in the memory of the result: `[0],` is 4 bytes of text but 400 bytes as a list within a list.
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{super::python, Message};
 
 /// Maximum number of values (members and items at any depth) in the arguments that one parser reads: about 25 MB. In a
-/// prompt they are 100,000 tokens or more. The length of the text needs no limit of its own, since strings do not grow.
+/// prompt they are 100,000 tokens or more. The length of the text needs no separate limit, since strings do not grow.
 pub(super) const MAX_VALUES: usize = 50_000;
 
 /// The member that holds arguments that are not an object, where a template reads only objects.
@@ -27,13 +27,13 @@ pub(super) enum ArgumentForm {
     Objects,
     /// Strings.
     Strings,
-    /// Objects, with what is no object as the member [`WRAPPER`] of one, so that templates that loop over the arguments
-    /// write it.
+    /// Objects. Arguments that are not an object become the member [`WRAPPER`] of one, so that templates that loop over
+    /// the arguments write them.
     OnlyObjects,
 }
 
 impl ArgumentForm {
-    /// The forms that change no arguments, the one that most templates take first.
+    /// The forms that do not change arguments, with the one that most templates accept first.
     pub(super) const AS_WRITTEN: [Self; 2] = [Self::Objects, Self::Strings];
     /// All forms.
     pub(super) const ALL: [Self; 3] = [Self::Objects, Self::Strings, Self::OnlyObjects];
@@ -116,7 +116,7 @@ impl ArgumentParser {
     }
 }
 
-/// The most values that a JSON text can have: each is the first of an object or a list, or follows a comma.
+/// Maximum number of values that a JSON text can have: each is the first of an object or a list, or follows a comma.
 fn max_values(json: &str) -> usize {
     let (mut n_values, mut is_in_string, mut is_escaped) = (0, false, false);
     for byte in json.bytes() {
@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// An object whose text has room for so many values.
+    /// An object with `n_values` values.
     fn object(n_values: usize) -> String {
         format!("{{\"a\":[{}]}}", vec!["0"; n_values - 1].join(","))
     }

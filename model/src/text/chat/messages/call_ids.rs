@@ -10,7 +10,7 @@ use super::Message;
 const LEN: usize = 9;
 const CHARACTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// The messages with short ids: [`LEN`] letters and digits. `None` if their ids are short, or there are none.
+/// The messages with short ids: [`LEN`] letters and digits. `None` if their ids are short already, or there are none.
 ///
 /// Equal ids stay equal, so results match their calls, and different ids stay different. A new id is a hash of the old
 /// one, so it is the same when more messages follow.
@@ -100,7 +100,7 @@ mod tests {
         assert!(calls.iter().all(|id| is_short(id)), "{calls:?}");
         assert_eq!(calls.iter().collect::<HashSet<_>>().len(), given.len());
         assert_eq!(calls[2], given[2], "it is short");
-        // The same with fewer messages, so that the beginning of a prompt stays the same.
+        // A conversation with fewer messages gets the same ids, so that the beginning of a prompt stays the same.
         assert_eq!(ids_of(shortened(&messages(&given[..1])).unwrap())[0], calls[0]);
         assert_eq!(shortened(&messages(&["abcDEF123"])), None);
         assert_eq!(shortened(&[Message::new("user", "a")]), None);

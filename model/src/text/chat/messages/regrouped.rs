@@ -1,13 +1,13 @@
-//! Conversations in the order of roles that strict templates accept: one system message, at the beginning, and then the
-//! user and the assistant in turn.
+//! Conversations in the order of roles that strict templates accept: one system message, at the beginning, and then
+//! alternating messages of the user and the assistant.
 
 use super::{ASSISTANT, DEVELOPER, Message, SYSTEM, USER};
 
 /// Between the texts of messages that become one.
 const BETWEEN_MESSAGES: &str = "\n\n";
 
-/// The conversation in other groups of messages, each with one change more than the one before; no text is left out.
-/// Changes that change nothing are left out.
+/// Variants of the conversation with messages merged, each with one change more than the variant before; no text is
+/// left out. Changes without effect are skipped.
 pub(super) fn regrouped(messages: &[Message]) -> impl Iterator<Item = Vec<Message>> {
     let mut last = messages.to_vec();
     [one_system_message_first, neighbors_merged, user_first, system_in_user].into_iter().filter_map(move |change| {

@@ -1,13 +1,13 @@
-//! What templates call by name: tables of filters, tests and methods, and the arguments of a call.
+//! Functions that templates call by name: tables of filters, tests and methods, and the arguments of a call.
 
 use minijinja::{Error, State, Value};
 
 use super::{Result, Type, as_index, error, text};
 
-/// A filter, a test or a method: its name, its parameters, and what it computes.
+/// A filter, a test or a method: its name, its parameters, and its function.
 pub(super) type Row = (&'static str, &'static [&'static str], fn(&mut State<'_, '_>, &Call<'_>) -> Result);
 
-/// The parameters of what takes any [arguments](Call::arguments).
+/// The parameters of a function that takes any [arguments](Call::arguments).
 pub(super) const ANY: &[&str] = &["*args", "**kwargs"];
 
 /// The row of a name.
@@ -61,8 +61,8 @@ impl Arguments {
     }
 }
 
-/// A call: the value that is filtered, tested, or whose method it is, and the arguments. These are asked for by their place
-/// among the parameters.
+/// A call: the value that is filtered or tested, or whose method is called, and the arguments, which are read by their
+/// index among the parameters.
 pub(super) struct Call<'a> {
     pub(super) name: &'static str,
     pub(super) value: &'a Value,
@@ -76,7 +76,7 @@ impl Call<'_> {
         self.bound.get(place)?.as_ref()
     }
 
-    /// The argument, unless it is missing or none.
+    /// The argument, unless it is missing or `none`.
     pub(super) fn given(&self, place: usize) -> Option<&Value> {
         self.get(place).filter(|value| !value.is_none())
     }

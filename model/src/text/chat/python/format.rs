@@ -246,7 +246,7 @@ fn write_braces(
     Ok(out)
 }
 
-/// The end of a field, which may have fields of its own.
+/// The end of a field, which may contain nested fields.
 fn field_end(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (at, character) in text.char_indices() {
@@ -465,7 +465,7 @@ fn number_field(sign: &str, number: &str, spec: &Spec) -> Result<String> {
     Ok(padded(sign, number, &Spec { align: spec.align.or(Some('>')), ..spec.clone() }))
 }
 
-/// Fills up to the width: before the sign, behind it (`=`), or after the number.
+/// Pads to the width: before the sign, after it (`=`), or after the number.
 fn padded(sign: &str, text: &str, spec: &Spec) -> String {
     let missing = spec.width.saturating_sub(sign.len() + text.chars().count());
     let fill = |n| iter::repeat_n(spec.fill, n).collect::<String>();

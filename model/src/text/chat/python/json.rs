@@ -36,7 +36,7 @@ pub(in super::super) fn to_json(value: &Value) -> Result<String, Error> {
 }
 
 impl Style {
-    /// From the arguments that are not none.
+    /// Reads the arguments that are not `none`.
     fn new([is_ascii, indent, separators, is_sorted]: [Option<&Value>; 4]) -> Result<Self, Error> {
         let indent = indent.map(indentation).transpose()?;
         let (item_separator, key_separator) = match separators {

@@ -1,4 +1,4 @@
-//! What filters read from items, and how they order it.
+//! Getters of filters: the value to read from each item, and how these values are ordered.
 
 use super::{Result, Value, operators, strings};
 
@@ -7,7 +7,7 @@ pub(super) fn ignore_case(value: Value) -> Value {
     value.as_str().map(str::to_lowercase).map_or(value, Value::from)
 }
 
-/// What a filter reads from each item: `attribute` may be a path such as `city.name`, or an index.
+/// The value that a filter reads from each item: `attribute` may be a path such as `city.name`, or an index.
 pub(super) struct Getter {
     path: Vec<Value>,
     default: Option<Value>,

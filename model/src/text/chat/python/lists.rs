@@ -104,7 +104,7 @@ pub(super) fn sum(call: &Call<'_>) -> Result {
     items(call.value)?.iter().try_fold(start, |sum, item| operators::compute("+", &sum, &getter.get(item)?))
 }
 
-/// What items are compared by: what the getter reads, without regard to case unless the argument at `place` is true.
+/// The sort key of an item: the getter's value, ignoring case unless the argument at `place` is true.
 fn key(call: &Call<'_>, place: usize, getter: &Getter, item: &Value) -> Result {
     let key = getter.get(item)?;
     Ok(if call.is_true(place) { key } else { ignore_case(key) })
@@ -138,7 +138,7 @@ fn sorted(items: Vec<Value>, keys: impl Fn(&Value) -> Result<Vec<Value>>, is_rev
                 break;
             }
         }
-        // Numbers such as none are compared even with themselves.
+        // NaN and the like are incomparable even with themselves.
         if is_reversed { ordering.reverse() } else { ordering }
     });
     if let Some(error) = failure {
@@ -179,7 +179,7 @@ pub(super) fn columns(call: &Call<'_>) -> Result {
     Ok(Generator::value((0..count).map(column).collect()))
 }
 
-/// A value by which equal keys of a dict are found. The engine tells truth values from numbers.
+/// A value by which equal keys of a dict are found. Unlike Python, the engine distinguishes booleans from numbers.
 fn hashable(value: Value) -> Result {
     match Type::of(&value) {
         Type::List | Type::Dict => Err(error(format!("`unique` of a {}", Type::of(&value).name()))),

@@ -11,7 +11,7 @@ use super::{
     strings::METHODS,
 };
 
-/// The methods of dicts, but for those that change them.
+/// The methods of dicts, except methods that change a dict.
 const DICT: &[Row] = &[
     ("copy", &[], |_, call| Ok(call.value.clone())),
     ("fromkeys", &["iterable", "value"], |_, call| from_keys(call.get(0), call.get(1))),

@@ -44,7 +44,7 @@ fn ascii_digit(character: char) -> char {
     if character.is_ascii() || !super::strings::is_decimal(character) {
         return character;
     }
-    // The digits of a script are in a row that begins at 0 or 6 of a block of 16, or are mathematical ones.
+    // The digits of a script are consecutive and start at 0 or 6 of a block of 16, or are mathematical digits.
     let code = u32::from(character);
     let is_digit = |code: u32| char::from_u32(code).is_some_and(super::strings::is_decimal);
     let digit = match code {
@@ -121,7 +121,7 @@ pub(super) fn to_float(call: &Call<'_>) -> Result {
     }
 }
 
-/// The number that a value is, or that a text says.
+/// The number of a numeric value, or of a text that contains a number.
 pub(super) fn number(value: &Value) -> Option<f64> {
     value.as_str().map_or_else(|| as_float(value), parse_float)
 }

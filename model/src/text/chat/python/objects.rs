@@ -16,7 +16,8 @@ use minijinja::{
 
 use super::{Result, calls::Arguments, error, tuple, write_items};
 
-/// Items that can be read once, such as those of `select`. They are computed at once; in Python only when they are read.
+/// Items that can be read once, such as the result of `select`. They are computed immediately; in Python only when they
+/// are read.
 #[derive(Debug)]
 pub(crate) struct Generator(Mutex<VecDeque<Value>>);
 
@@ -53,7 +54,7 @@ impl Object for Generator {
     }
 }
 
-/// What `keys`, `values` and `items` of a dict return.
+/// The result of `keys`, `values` and `items` of a dict.
 #[derive(Debug)]
 pub(crate) struct View {
     pub(super) name: &'static str,
@@ -65,7 +66,7 @@ impl Object for View {
         ObjectRepr::Iterable
     }
 
-    // So that it has no index.
+    // Views have no index.
     fn get_value(self: &Arc<Self>, _: &Value) -> Option<Value> {
         None
     }
@@ -110,7 +111,7 @@ impl Range {
         (0..self.len() as i64).map(move |index| start + index * step)
     }
 
-    /// Every `n`th number from index `first`, `len` of them.
+    /// `len` numbers from index `first` on, taking every `n`th.
     pub(super) fn part(&self, first: i64, n: i64, len: usize) -> Result {
         let start = self.start + first * self.step;
         Self::value(start, start + n * self.step * len as i64, n * self.step)
@@ -163,7 +164,7 @@ pub(crate) fn contents(value: &Value) -> Result<Vec<Value>> {
     }
 }
 
-/// A function that gets arguments by name too, as they are. The engine's own type of functions refuses names it does not know.
+/// A function that also gets named arguments, unchanged. The engine's own function type rejects unknown names.
 struct Function<F>(F);
 
 impl<F> fmt::Debug for Function<F> {
@@ -211,7 +212,7 @@ impl Object for DictType {
     }
 }
 
-/// `cycler(items)`: returns one after the other, again and again.
+/// `cycler(items)`: returns the items one after the other, repeatedly.
 #[derive(Debug)]
 struct Cycler {
     items: Vec<Value>,

@@ -161,7 +161,7 @@ fn is_dict_equal(left: &Value, right: &Value) -> bool {
     left.try_iter().is_ok_and(|mut keys| keys.all(has_same))
 }
 
-/// The order of two values; `None` if one is not a number.
+/// The order of two values; `None` if one is NaN.
 pub(super) fn compare(operator: &str, left: &Value, right: &Value) -> Result<Option<Ordering>> {
     match (Type::of(left), Type::of(right)) {
         (a, b) if a.is_number() && b.is_number() => Ok(match (as_int(left), as_int(right)) {

@@ -11,7 +11,7 @@ use super::{
     error, is_printable, items, tuple,
 };
 
-/// The methods of texts. A text that they return is safe if their own is.
+/// The methods of texts. A text that they return is safe if the original is safe.
 pub(super) const METHODS: &[Row] = &[
     ("capitalize", &[], |_, call| call.markup(capitalized(call.str()))),
     ("casefold", &[], |_, call| call.markup(call.str().to_lowercase().replace('ß', "ss").replace('ς', "σ"))),
@@ -132,7 +132,7 @@ fn title_letter(letter: char) -> String {
         0x1c7..=0x1c9 => "\u{1c8}".into(),
         0x1ca..=0x1cc => "\u{1cb}".into(),
         0x1f1..=0x1f3 => "\u{1f2}".into(),
-        // Georgian has no titles.
+        // Georgian has no title case.
         0x10d0..=0x10ff => letter.into(),
         _ => {
             let mut upper = letter.to_uppercase();
@@ -209,7 +209,7 @@ pub(super) fn centered(text: &str, width: i64, fill: char) -> String {
     padded(text, left, missing - left, fill)
 }
 
-/// The characters that a text lacks.
+/// The number of characters that a text is shorter than `width`.
 fn missing(text: &str, width: i64) -> usize {
     usize::try_from(width).unwrap_or(0).saturating_sub(text.chars().count())
 }
@@ -303,7 +303,7 @@ fn partition(call: &Call<'_>) -> Result {
     Ok(tuple(parts.map(Value::from).to_vec()))
 }
 
-/// The part of the text that the second and the third argument bound, and the character at which it begins. `None` if the
+/// The part of the text between the second and the third argument, and the index of its first character. `None` if the
 /// text ends before that.
 fn part<'a>(call: &'a Call<'_>) -> Result<Option<(&'a str, usize)>> {
     let text = call.str();
@@ -400,7 +400,7 @@ fn translate(call: &Call<'_>) -> Result {
     call.markup(out)
 }
 
-/// Whether the text has characters and all of them are so.
+/// Whether the text is not empty and `is_so` holds for all characters.
 fn all(call: &Call<'_>, is_so: fn(char) -> bool) -> Result {
     Ok((!call.str().is_empty() && call.str().chars().all(is_so)).into())
 }

@@ -85,7 +85,7 @@ fn is_sequence(kind: Type) -> bool {
     matches!(kind, Type::Undefined | Type::Str | Type::List | Type::Tuple | Type::Dict | Type::Range)
 }
 
-/// `value is sameas(other)`. Two equal lists count as the same, which cannot be told here.
+/// `value is sameas(other)`. Two equal lists count as the same object, since identity is not known here.
 fn is_same(call: &Call<'_>) -> Result {
     let other = call.needed(0)?;
     Ok((Type::of(call.value) == Type::of(other) && operators::is_equal(call.value, other)).into())

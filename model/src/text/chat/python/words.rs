@@ -64,7 +64,7 @@ pub(super) fn count(call: &Call<'_>) -> Result {
     Ok(call.shown()?.split(|character| !is_word(character)).filter(|word| !word.is_empty()).count().into())
 }
 
-/// Words begin behind white space, hyphens and opening brackets.
+/// Words begin after white space, hyphens and opening brackets.
 pub(super) fn title(text: &str) -> String {
     let mut out = String::new();
     let mut is_first = true;
@@ -143,7 +143,7 @@ fn is_break(character: char) -> bool {
     matches!(character, '\t' | '\n' | '\x0b' | '\x0c' | '\r' | ' ')
 }
 
-/// Words and the white space between them; words are cut behind hyphens between letters, and around dashes.
+/// Words and the white space between them; words are cut after hyphens between letters, and around dashes.
 fn chunks(line: &str, breaks_hyphens: bool) -> Vec<Vec<char>> {
     let all: Vec<char> = line.chars().collect();
     let mut chunks: Vec<Vec<char>> = Vec::new();
@@ -160,7 +160,7 @@ fn chunks(line: &str, breaks_hyphens: bool) -> Vec<Vec<char>> {
     chunks
 }
 
-/// Whether a word is cut in front of character `at`: behind a hyphen that two letters precede and follow, or at a dash.
+/// Whether a word is cut before character `at`: after a hyphen between two letters, or at a dash.
 fn is_hyphen_cut(all: &[char], start: usize, at: usize) -> bool {
     let is_letter = |at: Option<usize>| {
         at.and_then(|at| all.get(at)).is_some_and(|letter| *letter == '_' || letter.is_alphabetic())
@@ -233,7 +233,7 @@ pub(super) fn strip_tags(call: &Call<'_>) -> Result {
     Ok(unescaped(&words.join(" "))?.into())
 }
 
-/// The text without what is between `open` and `close`, and these.
+/// Removes everything between `open` and `close`, including these.
 fn without(text: &str, open: &str, close: &str) -> String {
     let (mut out, mut rest) = (String::new(), text);
     while let Some(start) = rest.find(open) {

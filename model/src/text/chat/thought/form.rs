@@ -2,7 +2,7 @@
 
 use crate::text::tokenizer::Tokenizer;
 
-/// How a family of models writes what it thinks.
+/// How a model family writes its thoughts (reasoning).
 #[derive(Debug, PartialEq, Eq)]
 pub struct ThoughtForm {
     /// A chat template has this form if its source contains one of these strings.
@@ -11,29 +11,30 @@ pub struct ThoughtForm {
     pub marks: &'static [ThoughtMarks],
     /// Marks around an answer, which are no part of it.
     pub answer_marks: &'static [&'static str],
-    /// What an answer begins with after a thought, and without one.
+    /// The beginning of an answer after a thought, and without one.
     pub before_answer: [&'static str; 2],
-    /// What is written to end a thought. Before marks that are text there is a line feed, so that they are not quoted.
+    /// The text that ends a thought. A line feed precedes marks that are plain text, so that they do not count as
+    /// quoted.
     pub closing_words: &'static str,
     /// Where a thought may begin.
     pub opens: Opens,
 }
 
-/// A mark that opens a thought, and those that may close it.
+/// A mark that opens a thought, and the marks that may close it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThoughtMarks {
     /// The opening mark.
     pub open: &'static str,
-    /// The closing marks, of which a model writes one.
+    /// The closing marks; a model writes one of them.
     pub closes: &'static [&'static str],
 }
 
 /// Where a mark counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opens {
-    /// At the start of a line, outside of fenced code: the mark is text that may be quoted.
+    /// At the start of a line, outside of fenced code: the mark is plain text that may be quoted.
     LineStart,
-    /// Anywhere: the mark is written for nothing else.
+    /// Anywhere: the mark is never written for anything else.
     Anywhere,
 }
 
@@ -140,8 +141,8 @@ static OTHERS: [ThoughtForm; 10] = [
 ];
 
 impl ThoughtForm {
-    /// The form of a model: by the source of its chat template, or else by its tokens. The form that most models have if
-    /// neither says it, and whether one of them does.
+    /// The form of a model, by the source of its chat template, or else by its tokens; if neither shows it, the most
+    /// common form. Also returns whether one of them shows it.
     pub fn of_model(template: &str, tokenizer: &Tokenizer) -> (&'static Self, bool) {
         match Self::of_template(template) {
             Some(form) => (form, true),
@@ -149,7 +150,7 @@ impl ThoughtForm {
         }
     }
 
-    /// The form of a chat template, by its source. `None` if it has no sign of any.
+    /// The form of a chat template, by its source. `None` if it shows no form.
     pub fn of_template(source: &str) -> Option<&'static Self> {
         all().find(|form| form.signs.iter().any(|sign| source.contains(sign)))
     }
@@ -179,7 +180,7 @@ impl ThoughtForm {
         closes.any(|close| prompt.trim_end().ends_with(close))
     }
 
-    /// A message as a model of this form writes it: with its thought, which is open if there is no answer.
+    /// A message as a model of this form writes it: with its thought, which stays open if there is no answer.
     pub fn written(&self, thought: &str, answer: &str) -> String {
         let open = self.marks.first().map_or("", |marks| marks.open);
         let between = if self.opens == Opens::LineStart { "\n" } else { "" };

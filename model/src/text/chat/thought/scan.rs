@@ -13,10 +13,10 @@ pub enum Part {
     Answer(String),
 }
 
-/// What is known of the text outside of thoughts so far.
+/// The context outside of thoughts, as far as it is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// Nothing but the text itself.
+    /// Plain text.
     #[default]
     Text,
     /// A tool call has just ended: a thought may follow as at the start of a line.
@@ -25,7 +25,7 @@ pub enum Place {
     InCall,
 }
 
-/// Finds the thoughts of a text. A thought begins where its form says, and ends at the first mark that closes it.
+/// Finds the thoughts of a text. A thought begins as its form defines, and ends at the first mark that closes it.
 #[derive(Clone, Debug)]
 pub struct ThoughtScan {
     form: &'static ThoughtForm,
@@ -100,7 +100,7 @@ impl ThoughtScan {
         &self.held
     }
 
-    /// The next part that is settled. `place` is that of the end of the last part.
+    /// The next part of the text that is settled. `place` is the context at the end of the last part.
     pub fn next(&mut self, place: Place) -> Option<Part> {
         let marks = || {
             let opens = self.form.marks.iter().map(|marks| marks.open).chain(self.form.answer_marks.iter().copied());
@@ -114,7 +114,7 @@ impl ThoughtScan {
         let may_begin = marks().any(|mark| overlap(&self.held, mark) == self.held.len() && self.is_mark(mark, place));
         let n_settled = match found {
             Some((0, mark)) => {
-                // It may be the beginning of a longer one.
+                // It may be the beginning of a longer mark.
                 let is_unsure = n_open == self.held.len()
                     && marks().any(|longer| longer.len() > mark.len() && longer.starts_with(&self.held));
                 match self.is_mark(mark, place) {
@@ -136,7 +136,7 @@ impl ThoughtScan {
         self.take(n_settled)
     }
 
-    /// The rest, if no more text follows; to be called until there is none.
+    /// The rest, if no more text follows; call it until it returns `None`.
     pub fn finish(&mut self, place: Place) -> Option<Part> {
         let marks = self.closes.unwrap_or(self.form.answer_marks).iter();
         match marks.filter(|mark| self.held.starts_with(**mark)).max_by_key(|mark| mark.len()) {
@@ -145,12 +145,12 @@ impl ThoughtScan {
         }
     }
 
-    /// Whether the thought quotes this mark, which begins the held text: the same character stands directly before and
-    /// after it, and the first of them opens a quotation. `None` if the next character decides.
+    /// Whether the thought quotes this mark, which begins the held text: the mark has the same character directly
+    /// before and after it, and the first of the two opens a quotation. `None` if the next character decides.
     fn is_quoted(&self, mark: &str) -> Option<bool> {
         let Quotations { are_open, last } = self.quotations;
         let quote = QUOTES.into_iter().zip(are_open).find(|(quote, is_open)| *is_open && last == Some(*quote));
-        // Marks that are written for nothing else are not quoted.
+        // Marks that are never written for anything else are not quoted.
         let may_quote = self.is_open() && self.form.opens == Opens::LineStart;
         match (quote.filter(|_| may_quote), self.held[mark.len()..].chars().next()) {
             (None, _) => Some(false),
@@ -165,7 +165,7 @@ impl ThoughtScan {
             (Some(_), ..) => true,
             (None, Place::InCall, _) => false,
             (None, Place::AfterCall, _) | (None, Place::Text, Opens::Anywhere) => true,
-            // The mark that ends an answer may be behind its last word.
+            // The mark that ends an answer may directly follow its last word.
             (None, Place::Text, Opens::LineStart) => {
                 !self.in_fence && (!self.line.has_text || mark.starts_with("</") && self.is_marked)
             }

@@ -189,7 +189,7 @@ pub(in super::super) const NOMIC_BERT: &[&[NameRow]] = &[&[
     same("blocks.{}.mlp_norm.bias", "layers.{}.post_mlp_layernorm.bias"),
 ]];
 
-/// The head for masked tokens, whose names have no prefix.
+/// The masked-LM head, whose names have no prefix.
 const BERT_HEAD: &[NameRow] = &[
     same("mlm_head.dense.weight", "cls.predictions.transform.dense.weight"),
     same("mlm_head.dense.bias", "cls.predictions.transform.dense.bias"),
@@ -202,7 +202,7 @@ const BERT_HEAD: &[NameRow] = &[
     same("lm_head.weight", "cls.predictions.decoder.weight"),
 ];
 
-/// The same of RoBERTa.
+/// RoBERTa's masked-LM head.
 const ROBERTA_HEAD: &[NameRow] = &[
     same("mlm_head.dense.weight", "lm_head.dense.weight"),
     same("mlm_head.dense.bias", "lm_head.dense.bias"),
@@ -213,7 +213,7 @@ const ROBERTA_HEAD: &[NameRow] = &[
     same("lm_head.weight", "lm_head.decoder.weight"),
 ];
 
-/// The same of DistilBERT.
+/// DistilBERT's masked-LM head.
 const DISTILBERT_HEAD: &[NameRow] = &[
     same("mlm_head.dense.weight", "vocab_transform.weight"),
     same("mlm_head.dense.bias", "vocab_transform.bias"),
@@ -223,7 +223,7 @@ const DISTILBERT_HEAD: &[NameRow] = &[
     same("lm_head.weight", "vocab_projector.weight"),
 ];
 
-/// The same of ModernBERT.
+/// ModernBERT's masked-LM head.
 const MODERN_BERT_HEAD: &[NameRow] = &[
     same("mlm_head.dense.weight", "head.dense.weight"),
     same("mlm_head.dense.bias", "head.dense.bias"),

@@ -178,7 +178,7 @@ pub(super) const GRANITE_EXPERTS: &[NameRow] = &[
     same(SHARED_DOWN, "model.layers.{}.shared_mlp.output_linear.weight"),
 ];
 
-/// Experts' matrices are transposed, unless they are in MXFP4. Rows of a gate and of what it gates take turns.
+/// Experts' matrices are transposed, unless they are in MXFP4. Rows of the gate and of the up projection alternate.
 pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
     LLAMA_ENDS,
     LLAMA_NORMS,
@@ -197,7 +197,7 @@ pub(in super::super) const GPT_OSS: &[&[NameRow]] = &[
     ],
 ];
 
-/// Norms before and after the two parts, and gates of the heads' outputs in a matrix of their own.
+/// Norms before and after attention and MLP, and gates of the heads' outputs in a separate matrix.
 pub(in super::super) const AFMOE: &[&[NameRow]] = &[
     LLAMA_ENDS,
     &[

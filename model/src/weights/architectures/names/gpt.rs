@@ -1,4 +1,4 @@
-//! GPT-2 and what followed it until Llama.
+//! GPT-2 and its successors until Llama.
 
 use super::super::super::tensor_names::{
     NameRow,

@@ -20,7 +20,7 @@ pub(super) const LLAMA_ENDS: &[NameRow] = &[
     same("lm_head.weight", "lm_head.weight"),
 ];
 
-/// What makes the input of a prediction head's layer.
+/// The tensors that compute the input of a prediction head's layer.
 pub(super) const PREDICTION: &[NameRow] = &[
     same("join.token_norm.weight", "model.pre_fc_norm_embedding.weight"),
     same("join.hidden_norm.weight", "model.pre_fc_norm_hidden.weight"),
@@ -34,7 +34,7 @@ pub(super) const LLAMA_NORMS: &[NameRow] = &[
     same("blocks.{}.mlp_norm.bias", "model.layers.{}.post_attention_layernorm.bias"),
 ];
 
-/// Queries, keys and values in matrices of their own, with rows in these orders.
+/// Queries, keys and values in separate matrices, with rows in these orders.
 macro_rules! separate_qkv {
     ($queries:ident, $keys:ident) => {
         &[
@@ -107,7 +107,7 @@ pub(super) const LLAMA_MLP: &[NameRow] = &[
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
 ];
 
-/// The MLP has no gate.
+/// An MLP without a gate.
 const UNGATED_MLP: &[NameRow] = &[
     same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.up_proj.weight"),
     same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.up_proj.bias"),
@@ -136,7 +136,7 @@ pub(in super::super) const APERTUS: &[&[NameRow]] = &[
     UNGATED_MLP,
 ];
 
-/// The gate and what it gates in one matrix, in our order.
+/// The gate and the up projection in one matrix, in Hearth's order.
 pub(super) const FUSED_MLP: &[NameRow] = &[
     same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.gate_up_proj.weight"),
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
@@ -157,7 +157,7 @@ pub(super) const HUNYUAN_QK_NORM: &[NameRow] = &[
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.key_layernorm.weight"),
 ];
 
-/// Queries and keys rotate the other way round.
+/// Queries and keys are rotated by the negative angle.
 pub(in super::super) const NANOCHAT: &[&[NameRow]] = &[
     LLAMA_ENDS,
     separate_qkv!(ReversedQueries, ReversedKeys),

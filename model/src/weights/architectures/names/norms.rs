@@ -31,7 +31,7 @@ pub(in super::super) const GEMMA2: &[&[NameRow]] =
 
 pub(in super::super) const MUSE_GLIMMER: &[&[NameRow]] = &[LLAMA_ENDS, SANDWICH, GATE_AND_QKV, LLAMA_OUT, LLAMA_MLP];
 
-/// Gates of the heads' outputs in a matrix of their own.
+/// Gates of the heads' outputs in a separate matrix.
 pub(super) const GATE_AND_QKV: &[NameRow] = &[stacked(
     "blocks.{}.attn.qkv.weight",
     &[

@@ -1,4 +1,4 @@
-//! Encoders: models whose positions see each other both ways. Without their heads they make vectors of texts.
+//! Encoders: bidirectional models. Without their heads they compute vectors of texts.
 
 use super::super::{
     Architecture, Fixed,
@@ -56,7 +56,7 @@ pub(super) const ROWS: &[Architecture] = &[
         model_type: "distilbert",
         base: || GptConfig { n_token_types: 0, ..encoder() },
         config: &[DISTILBERT],
-        // The sines that this key stands for are stored like learned positions.
+        // The sinusoidal positions of this key are stored like learned positions.
         fixed: &[],
         names: names::DISTILBERT,
         base_prefix: "distilbert.",
@@ -138,7 +138,7 @@ pub(super) const ROWS: &[Architecture] = &[
     },
 ];
 
-/// Its head has an activation of its own.
+/// Its masked-LM head has a fixed activation.
 const ROBERTA_MASKED: Architecture = Architecture {
     class: "",
     model_type: "",
@@ -174,7 +174,7 @@ const MPNET: &[ConfigRow] = &[
     MPNET_BUCKETS,
 ];
 
-/// The second names are those of the released files, as GPT-2 has them.
+/// The second names are from the released files; they are GPT-2's.
 const NOMIC_BERT: &[ConfigRow] = &[
     size(&["vocab_size"], |c| &mut c.vocab_size),
     size_or(&["max_position_embeddings", "n_positions"], |c| &mut c.max_seq_len, |_| 2048),
@@ -229,7 +229,7 @@ const MPNET_FIXED: &[(&str, Fixed)] = &[("pad_token_id", Fixed::Number(1.0))];
 const MPNET_TIED: &[(&str, Fixed)] =
     &[("tie_word_embeddings", Fixed::Flag(true)), ("pad_token_id", Fixed::Number(1.0))];
 
-/// What the released files say of blocks that they might have had.
+/// Keys of the released files for block variants that they do not use.
 const NOMIC_BERT_FIXED: &[(&str, Fixed)] = &[
     ("causal", Fixed::Flag(false)),
     ("prenorm", Fixed::Flag(false)),
@@ -245,7 +245,7 @@ const NOMIC_BERT_FIXED: &[(&str, Fixed)] = &[
     ("moe_every_n_layers", Fixed::Nothing),
 ];
 
-/// Positions begin behind the padding token's id, for which files leave room.
+/// Positions begin after the padding token's id; files have unused entries for the earlier ones.
 const ROBERTA_POSITIONS: &[ConfigRow] = &[POSITIONS_BEHIND_PADDING];
 const ROBERTA_FIXED: &[(&str, Fixed)] = &[
     ("position_embedding_type", Fixed::Text("absolute")),

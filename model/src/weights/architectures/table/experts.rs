@@ -178,7 +178,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 BALANCE_LOSS,
             ],
         ],
-        // Of probabilities, whose sum is never as small.
+        // A minimum of the sum of probabilities, which is never reached.
         fixed: &[("moe_norm_min", Fixed::Number(1e-12)), ("mlp_bias", Fixed::Flag(false))],
         names: names::ERNIE_MOE,
         ..LIKE_LLAMA
@@ -205,7 +205,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 BALANCE_LOSS,
             ],
         ],
-        // The class has its own activation.
+        // The class has a fixed activation.
         fixed: &[("hidden_act", Fixed::Text("silu"))],
         names: names::GPT_OSS,
         ..LIKE_LLAMA
@@ -346,7 +346,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 first_dense("num_dense_layers", 1),
             ],
         ],
-        // The last ones are those of the code beside the released weights.
+        // The last keys are read by the code that comes with the released weights.
         fixed: &[
             ("attention_bias", Fixed::Flag(false)),
             ("mlp_bias", Fixed::Flag(false)),
@@ -424,6 +424,6 @@ const MINIMAX_M2_FIXED: &[(&str, Fixed)] = &[
 const QWEN_EXPERTS: &[ConfigRow] =
     &[flag("norm_topk_prob", |c| &mut experts(c).normalized, false), QWEN_LAYERS, BALANCE_LOSS];
 
-/// Granite's rotary positions, and the loss of its experts.
+/// Granite's rotary positions, and the load-balancing loss of its experts.
 const GRANITE_REST: &[ConfigRow] =
     &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE), BALANCE_LOSS];

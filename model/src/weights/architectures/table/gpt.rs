@@ -1,4 +1,4 @@
-//! GPT-2 and what followed it until Llama: LayerNorm, biases, mostly an MLP without a gate.
+//! GPT-2 and its successors until Llama: LayerNorm, biases, mostly an MLP without a gate.
 
 use super::super::{
     Architecture, Fixed,
@@ -325,7 +325,7 @@ pub(super) const ROWS: &[Architecture] = &[
         base: || GptConfig { positions: Positions::Alibi, embed_norm: true, ..gpt2() },
         config: &[&[
             size(&["vocab_size"], |c| &mut c.vocab_size),
-            // The slopes set no limit; this is what the weights were trained with, where the file says so.
+            // ALiBi sets no limit; this is the training length, if the file states it.
             size_or(&["seq_length"], |c| &mut c.max_seq_len, |_| 2048),
             size(&["n_layer", "num_hidden_layers"], |c| &mut c.n_layers),
             size(&["n_head", "num_attention_heads"], |c| &mut c.n_heads),
@@ -391,7 +391,7 @@ fn gptj() -> GptConfig {
     GptConfig { qkv_bias: false, attn_out_bias: false, tie_embeddings: false, lm_head_bias: true, ..shared_norm() }
 }
 
-/// What GPT-J and CodeGen share.
+/// Rows that GPT-J and CodeGen share.
 const GPTJ: &[ConfigRow] = &[
     size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
     GPTJ_ROTARY_DIM,

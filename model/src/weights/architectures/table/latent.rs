@@ -1,4 +1,4 @@
-//! Latent attention: DeepSeek's and what follows it, with experts or without.
+//! Latent attention: DeepSeek and its successors, with experts or without.
 
 use super::super::{
     Architecture, Fixed,

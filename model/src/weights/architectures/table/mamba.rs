@@ -61,7 +61,7 @@ pub(super) const ROWS: &[Architecture] = &[
                 size(&["hidden_size"], |c| &mut c.d_model),
                 size_or(&["num_attention_heads"], |c| &mut c.n_heads, |_| 32),
                 kv_heads(8),
-                // The second key is that of the first files.
+                // The second key is from the first files.
                 size_or(&["head_dim", "attention_head_dim"], |c| &mut c.head_dim, |_| 128),
                 size_or(&["intermediate_size"], |c| &mut c.d_ff, |_| 21504),
                 ConfigRow::Activation { key: "mlp_hidden_act", names: ACTIVATIONS, absent: "relu2" },

@@ -12,7 +12,7 @@ use super::super::{
 };
 use crate::config::RouterScores;
 
-/// What Qwen 3.5 and Qwen 3 Next share.
+/// Rows that Qwen 3.5 and Qwen 3 Next share.
 const QWEN: &[ConfigRow] = &[
     size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
     ConfigRow::Rope(&rope::QWEN3_5),
@@ -126,7 +126,7 @@ pub(super) const ROWS: &[Architecture] = &[
     },
 ];
 
-/// What LFM2 has, with experts or not.
+/// Rows that LFM2 models with and without experts share.
 const LFM2: &[ConfigRow] = &[
     kv_heads(8),
     HEAD_DIM,

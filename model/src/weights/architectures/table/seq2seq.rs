@@ -112,7 +112,7 @@ const T5_SIZES: &[ConfigRow] = &[
     size(&["d_ff"], |c| &mut c.d_ff),
     size(&["num_heads"], |c| &mut c.n_heads),
     size(&["d_kv"], |c| &mut c.head_dim),
-    // No file says how long a text may be: any distance has a bucket. The models were trained with 512 tokens or 1,024.
+    // No file states a maximum length: every distance has a bucket. The models were trained with 512 or 1,024 tokens.
     size_or(&["n_positions"], |c| &mut c.max_seq_len, |_| 1024),
     one_kv_head_each(),
     number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-6),

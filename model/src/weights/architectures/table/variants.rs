@@ -1,4 +1,5 @@
-//! Variants of Llama: one thing or two are other than in Llama, such as an MLP without a gate or the pairs that rotate.
+//! Variants of Llama with one or two differences, such as an MLP without a gate or another pairing of rotated
+//! dimensions.
 
 use super::super::{
     Architecture, Fixed,
@@ -233,7 +234,7 @@ pub(super) const ROWS: &[Architecture] = &[
         fixed: &[("attention_bias", Fixed::Flag(false))],
         ..LIKE_LLAMA
     },
-    // Its code is beside its released weights: transformers has no such class.
+    // Its code comes with its released weights: transformers has no such class.
     Architecture {
         class: "MiniCPMForCausalLM",
         model_type: "minicpm",

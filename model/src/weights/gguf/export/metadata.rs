@@ -87,17 +87,17 @@ const OF_CLASSES: &[(&str, &str)] = &[
 
 /// The architectures for which llama.cpp reads the factors of LongRoPE.
 const WITH_FACTOR_LISTS: [&str; 3] = ["phi3", "llama", "minicpm"];
-/// The architectures for which it reads factors for all lengths.
+/// The architectures for which llama.cpp reads rotary factors for all lengths.
 const WITH_FREQUENCY_FACTORS: [&str; 9] =
     ["llama", "mistral3", "exaone", "exaone4", "arcee", "minicpm", "granite", "granitemoe", "gemma4"];
-/// The architectures for which it reads how the router scores and weighs experts.
+/// The architectures for which llama.cpp reads how the router scores and weights experts.
 const WITH_ROUTER_KEYS: [&str; 3] = ["glm4moe", "deepseek2", "nemotron_h_moe"];
 /// The architectures for which its routers may have a bias for the selection.
 const WITH_SELECTION_BIAS: [&str; 5] = ["glm4moe", "deepseek2", "nemotron_h_moe", "ernie4_5-moe", "lfm2moe"];
 /// The architectures whose first layers may have an MLP without experts.
 const WITH_DENSE_LAYERS: [&str; 4] = ["glm4moe", "deepseek2", "ernie4_5-moe", "lfm2moe"];
 
-/// The architecture that describes `config`, the configuration as the file has it (its norms have no offset), and the
+/// The architecture that describes `config`, the configuration as it is in the file (norms have no offset), and the
 /// architecture's keys with their values.
 ///
 /// # Errors
@@ -107,7 +107,7 @@ pub(in super::super) fn described(
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
     let mut config = GptConfig { norm_weight_offset: 0.0, final_norm_offset: None, ..config.clone() };
-    // Files do not have what only training needs.
+    // Files do not have fields that only training needs.
     config.experts.iter_mut().for_each(|experts| experts.balance_loss = 0.0);
     if let Some(Recurrent { recurrence: Recurrence::Mamba2(mamba), .. }) = &mut config.recurrent
         && mamba.min_time_step > 0.0
@@ -124,7 +124,7 @@ pub(in super::super) fn described(
     let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
     let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
     let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
-    // Of encoders, only the files of other programs are read.
+    // For encoders, only reading other programs' files is supported.
     for gguf in candidates.filter(|gguf| !(gguf.base)().bidirectional) {
         if let Some(own) = written(gguf, &config) {
             return Ok((gguf, config, own));
@@ -142,7 +142,7 @@ pub(in super::super) fn described(
     Err(Error::Config { field: "architecture".into(), what })
 }
 
-/// What files of `gguf` cannot say of a model of `config`.
+/// The fields of `config` that files of `gguf` cannot represent.
 fn lack(gguf: &Gguf, config: &GptConfig) -> String {
     let names = gguf.names();
     if config.xielu {
@@ -194,7 +194,7 @@ fn unread_by_llama_cpp(gguf: &Gguf, config: &GptConfig) -> Option<&'static str> 
     features.into_iter().find(|(_, is_there)| *is_there).map(|(feature, _)| feature)
 }
 
-/// The keys of `gguf` for `config`, if reading them gives it again.
+/// The keys of `gguf` for `config`, if reading them back gives `config`.
 fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
     let names = gguf.names();
     // The numbers of xIELU are metadata, which is not written.
@@ -228,7 +228,7 @@ fn read_back(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Result<(GptC
     if let (Positions::Rope(rope), Positions::Rope(written)) = (&mut read.positions, &config.positions) {
         match &lists[..] {
             [] => {}
-            // The same frequencies, whatever figures give them.
+            // The same frequencies, whatever parameters they come from.
             [_] => rope.scaling = written.scaling.clone(),
             [short, long, ..] => {
                 rope.scaling = long_rope(&fields, config.max_seq_len, [short.1.clone(), long.1.clone()])?;
@@ -337,8 +337,8 @@ fn entry_of_json(value: &Value) -> Option<Entry> {
     })
 }
 
-/// The sampling defaults under the keys of llama.cpp's converter: those that differ from the neutral ones, and those that
-/// `generation`, the contents of `generation_config.json`, states, since llama.cpp has defaults of its own.
+/// The sampling defaults under the keys of llama.cpp's converter: those that differ from the neutral ones, and those in
+/// `generation`, the contents of `generation_config.json`, since llama.cpp's own defaults are not neutral.
 pub(super) fn sampling_entries(defaults: &SamplingParams, generation: &Map<String, Value>) -> Vec<(String, Entry)> {
     let neutral = SamplingParams::default();
     if defaults.typical_p != neutral.typical_p {

@@ -1,8 +1,8 @@
 //! Writes a model as a GGUF file that llama.cpp opens: weights, configuration, tokenizer, chat templates and sampling
 //! defaults.
 //!
-//! What is written is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is refused
-//! and not changed.
+//! The metadata is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is
+//! rejected, not changed.
 
 pub(super) mod metadata;
 mod tokenizer;
@@ -110,7 +110,7 @@ impl FileTensor for FactorList {
 /// A tensor that is to be written.
 struct Planned<'a> {
     form: TensorForm,
-    /// A parameter and which part of it makes the tensor; of a layer's experts all, in their order.
+    /// The parts of the tensor with the parameters they come from: one, or one for each of a layer's experts, in order.
     parts: Vec<(SavedTensor, ParamRef<'a>)>,
     /// Values in a row of the parameter.
     width: usize,

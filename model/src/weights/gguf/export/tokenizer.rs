@@ -181,7 +181,7 @@ fn has_prefix(json: &Value) -> bool {
         || steps(&json["pre_tokenizer"], "pretokenizers").iter().any(|step| is_prefix(step))
 }
 
-/// The steps of a sequence, or the one step that there is.
+/// The steps of a sequence, or the only step.
 fn steps<'a>(json: &'a Value, list: &str) -> Vec<&'a Value> {
     match json {
         Value::Null => Vec::new(),

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use super::{Global, Id, Key, Node, Pickle, PickledTensor, Problem, Result, Storage};
 
-/// Values that a pickle may have, with the sizes and strides of its tensors. A tokenizer has two values for each token.
+/// Maximum number of values of a pickle, including the sizes and strides of its tensors. A tokenizer has two values per
+/// token.
 const MAX_VALUES: usize = 1 << 22;
 
 /// Reads the values of a pickle.
@@ -34,7 +35,7 @@ struct Reader<'a> {
     /// The length of the stack at each `MARK` that is still open.
     marks: Vec<usize>,
     memo: HashMap<usize, Id>,
-    /// Sizes and strides of all tensors.
+    /// Number of sizes and strides over all tensors.
     n_sizes: usize,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Reader<'a> {
             let op = self.byte()?;
             match op {
                 b'.' => return self.pop(),
-                // PROTO, FRAME: what they announce is not needed.
+                // PROTO, FRAME: their arguments are not needed.
                 0x80 => {
                     let version = self.byte()?;
                     if !(2..=5).contains(&version) {
@@ -162,7 +163,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// A number of `n` bytes, at most 8.
+    /// An unsigned number of `n` bytes, at most 8.
     fn unsigned(&mut self, n: usize) -> Result<usize> {
         let number = self.take(n)?.iter().rev().fold(0, |number: u64, &byte| number << 8 | u64::from(byte));
         usize::try_from(number).map_err(|_| self.error(format!("has a length of {number}")))
@@ -183,7 +184,7 @@ impl<'a> Reader<'a> {
 
     fn push(&mut self, value: Node<'a>) -> Result<()> {
         // Each tensor has its own copy of its shape and strides, even if the pickle uses one tuple for many tensors, so
-        // these count.
+        // these copies count.
         if let Node::Tensor(tensor) = &value {
             self.n_sizes += tensor.shape.len() + tensor.strides.len();
         }
@@ -200,7 +201,7 @@ impl<'a> Reader<'a> {
         self.push(Node::Int(int as i64))
     }
 
-    /// A whole number of any length, little-endian in two's complement.
+    /// An integer of any length, little-endian in two's complement.
     fn long(&mut self) -> Result<()> {
         let n = self.unsigned(1)?;
         let bytes = self.take(n)?;
@@ -262,7 +263,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// `items` are keys and values in turns.
+    /// `items` are alternating keys and values.
     fn extend_dict(&mut self, items: Vec<Id>) -> Result<()> {
         let (pairs, rest) = items.as_chunks();
         match self.top()? {
@@ -340,7 +341,8 @@ impl<'a> Reader<'a> {
         if items.len() > 64 { None } else { items.iter().map(size).collect() }
     }
 
-    /// Sets the attributes of an object. Those of an `OrderedDict` are about the modules that its tensors come from.
+    /// Sets the attributes of an object. The attributes of an `OrderedDict` describe the modules that its tensors come
+    /// from.
     fn build(&mut self) -> Result<()> {
         let state = self.pop()?;
         match self.top()? {

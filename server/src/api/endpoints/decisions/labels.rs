@@ -19,7 +19,7 @@ pub(super) struct Label {
     pub(super) id: TokenId,
 }
 
-/// The labels of a tokenizer behind prompts with the same end.
+/// The labels of a tokenizer after prompts with the same end.
 #[derive(Debug)]
 pub(super) struct Labels {
     yes_or_no: Vec<Label>,
@@ -58,7 +58,7 @@ impl Labels {
     }
 }
 
-/// The end of a prompt, behind which labels are tokenized: tokens depend on the text in front.
+/// The end of a prompt, after which labels are tokenized: tokens depend on the text before them.
 struct PromptEnd<'a> {
     tokenizer: &'a Tokenizer,
     text: String,
@@ -66,7 +66,7 @@ struct PromptEnd<'a> {
 }
 
 impl<'a> PromptEnd<'a> {
-    /// The text behind the last special token; empty if it is long, or is tokenized in another way on its own.
+    /// The text after the last special token; empty if the text is long, or tokenizes differently on its own.
     fn of(tokenizer: &'a Tokenizer, prompt: &[TokenId]) -> Self {
         let last = &prompt[prompt.len().saturating_sub(N_LAST)..];
         let start = last.iter().rposition(|&id| tokenizer.is_special(id)).map(|at| at + 1);

@@ -1,9 +1,9 @@
 //! `POST /v1/decisions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/decisions): questions about
 //! an input, answered with probabilities.
 //!
-//! Each question is a prompt of its own: the input, then the question with a label for each option. The answer is the
-//! model's distribution at the one position after it. The first question is read before the others, so that these find
-//! the input in the prefix cache.
+//! Each question is a separate prompt: the input, then the question with a label for each option. The answer is the
+//! model's distribution at the position after the prompt. The first question is computed before the others, so that
+//! these find the input in the prefix cache.
 
 mod labels;
 mod questions;
@@ -87,7 +87,7 @@ struct Decision {
     usage: WireUsage,
 }
 
-/// Token counts of all questions together.
+/// Token counts over all questions.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "DecisionUsage")]
 struct WireUsage {

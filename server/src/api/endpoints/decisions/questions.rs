@@ -30,9 +30,9 @@ pub(super) struct Question {
 enum QuestionKind {
     /// How likely it is that a statement is true.
     Predicate,
-    /// Which of these options it is.
+    /// A choice among these options.
     Choice(Vec<ChoiceOption>),
-    /// Which of these levels, in their order, it is.
+    /// A choice among these levels, in their order.
     Score(Vec<Level>),
 }
 
@@ -49,7 +49,7 @@ struct Level {
     description: Option<String>,
 }
 
-/// What the model may answer with.
+/// The set of labels that the model may answer with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LabelKind {
     YesOrNo,
@@ -197,7 +197,7 @@ impl Question {
 struct Distribution {
     /// Among the labels: they sum to 1.
     probabilities: Vec<f64>,
-    /// The place of the most likely label, the first among equals.
+    /// The index of the most likely label, the lowest among equals.
     most: usize,
     /// The most likely label's probability among all tokens.
     confidence: f64,
@@ -207,7 +207,7 @@ impl Distribution {
     fn of(logprobs: &[f32]) -> Self {
         let largest = logprobs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if largest == f32::NEG_INFINITY {
-            // The model rules all of them out, so it prefers none.
+            // The model rules out all labels, so it prefers none.
             let probabilities = vec![1.0 / logprobs.len().max(1) as f64; logprobs.len()];
             return Self { probabilities, most: 0, confidence: 0.0 };
         }

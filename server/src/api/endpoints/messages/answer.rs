@@ -15,7 +15,7 @@ use crate::{
     random::fresh_id,
 };
 
-/// A whole message, or the one that a stream begins with.
+/// A whole message, or the one at the start of a stream.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Message")]
 pub(super) struct WireMessage {
@@ -88,7 +88,7 @@ impl From<Usage> for WireUsage {
 }
 
 impl Block {
-    /// A block that begins, with nothing in it.
+    /// A block that begins, without contents.
     pub(super) fn opened(item: &Item) -> Self {
         match item {
             Item::Text { .. } => Self::Text { text: String::new() },
@@ -112,8 +112,8 @@ impl Block {
     }
 }
 
-/// The arguments of a call. Those that a limit has cut off are no JSON, and become the member that Anthropic suggests
-/// for them.
+/// The arguments of a call. Arguments that a limit has cut off are not JSON; they become the member that Anthropic
+/// suggests for this case.
 fn input(arguments: &str) -> Map<String, Value> {
     let invalid = || Map::from_iter([("INVALID_JSON".to_owned(), json!(arguments))]);
     serde_json::from_str(arguments).unwrap_or_else(|_| invalid())

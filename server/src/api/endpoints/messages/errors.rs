@@ -28,7 +28,7 @@ pub(crate) fn is_asked(request: &Request) -> bool {
     is_under || request.headers().contains_key(VERSION)
 }
 
-/// Rewrites errors of such requests.
+/// Rewrites the errors of Anthropic's endpoints.
 pub(crate) async fn errors_in_own_shape(request: Request, next: Next) -> Response {
     let is_asked = is_asked(&request);
     let mut response = next.run(request).await;

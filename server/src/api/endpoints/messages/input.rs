@@ -120,7 +120,7 @@ impl Input {
         Ok(())
     }
 
-    /// A message of the user: texts, and results of calls, which are messages of their own.
+    /// A message of the user: texts, and results of calls, which become separate messages.
     fn add_user(&mut self, content: Content) -> Result<(), ApiError> {
         let blocks = match content {
             Content::Text(_) => return self.add_texts(USER, content),

@@ -52,7 +52,7 @@ pub(super) enum Display {
 /// The field `thinking`.
 #[derive(Clone, Copy, Debug, Default)]
 struct ThinkingField {
-    /// `None`: as the template has it.
+    /// `None`: the template's default.
     is_enabled: Option<bool>,
     /// Maximum number of tokens of thoughts.
     budget: Option<usize>,
@@ -129,7 +129,7 @@ fn conversation(fields: &mut Fields) -> Result<(Conversation, ThinkingField), Ap
     Ok((Conversation::new("messages", messages, tools, ending), thinking))
 }
 
-/// Reads `tools` and `tool_choice`. `None` if nothing may be called.
+/// Reads `tools` and `tool_choice`. `None` if no tool may be called.
 fn tools(fields: &mut Fields) -> Result<Option<Tools>, ApiError> {
     let mut list: Vec<Tool> = Vec::new();
     let mut hosted: Vec<String> = Vec::new();
@@ -228,7 +228,7 @@ fn output_config(fields: &mut Fields) -> Result<(Option<Structure>, Option<Effor
     }
 }
 
-/// The smallest request, and those with each nested object, for the schema.
+/// Example requests for the schema: the smallest one, and ones with each nested object.
 pub(super) fn examples() -> Vec<Value> {
     let mut examples: Vec<Value> = [
         ("thinking", json!({ "type": "disabled" })),

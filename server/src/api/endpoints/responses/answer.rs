@@ -53,7 +53,7 @@ pub(super) struct Echo {
     pub(super) temperature: f64,
     pub(super) text: Value,
     pub(super) tool_choice: Value,
-    /// Without those that this server does not run.
+    /// The request's tools, except hosted tools that this server does not run.
     pub(super) tools: Vec<Value>,
     pub(super) top_logprobs: usize,
     pub(super) top_p: f64,
@@ -251,7 +251,7 @@ impl View {
         }
     }
 
-    /// The item with this status; while it is in progress, with nothing in it.
+    /// The item with this status; while it is in progress, without contents.
     pub(super) fn item(&self, item: &Item, ids: &Ids, status: Status) -> OutputItem {
         let (id, call_id) = (ids.item.clone(), ids.call.clone());
         let is_whole = status != Status::InProgress;

@@ -35,7 +35,7 @@ pub(super) struct EventWriter {
     pub(super) echo: Echo,
     pub(super) view: View,
     pub(super) items: Items,
-    /// Those of the items that have begun.
+    /// The ids of the items that have begun.
     ids: Vec<Ids>,
     n_events: usize,
 }

@@ -25,7 +25,7 @@ const BETWEEN_TEXTS: &str = "\n";
 /// The member in which chat templates find the thought of a message.
 const REASONING: &str = "reasoning_content";
 
-/// The kinds of parts: text, and the one of [`Parts::TextAndJson`].
+/// The types of parts: text, and the type of [`Parts::TextAndJson`].
 const KINDS: [&str; 7] = ["input_text", "output_text", "text", "summary_text", "reasoning_text", REFUSAL, JSON];
 const REFUSAL: &str = "refusal";
 const JSON: &str = "input_json";

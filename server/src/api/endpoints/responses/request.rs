@@ -23,7 +23,7 @@ use crate::api::{
     wire::fields::{Fields, at_most_strings, missing, must_be},
 };
 
-/// Values of `include`. Those of other tools and media have no effect.
+/// Values of `include`. Values for unsupported tools and media have no effect.
 const INCLUDABLE: [&str; 8] = [
     LOGPROBS,
     ENCRYPTED,
@@ -128,7 +128,7 @@ impl ResponsesRequest {
     }
 }
 
-/// Rejects what needs stored responses. `store` itself is answered with `false`.
+/// Rejects fields that need stored responses. `store` itself is answered with `false`.
 fn refuse_state(fields: &mut Fields) -> Result<(), ApiError> {
     for (name, hint) in STATEFUL {
         if fields.take(name).is_some() {
@@ -181,7 +181,7 @@ fn text(fields: &mut Fields) -> Result<(Option<Structure>, Value), ApiError> {
     Ok((structure, echo))
 }
 
-/// Reads `reasoning`: the field as it is echoed, whether thoughts have a summary, and how much the model thinks.
+/// Reads `reasoning`: the field as it is echoed, whether thoughts have a summary, and the reasoning effort.
 fn reasoning(fields: &mut Fields) -> Result<(Value, bool, Option<Effort>), ApiError> {
     const SUMMARIES: [&str; 3] = ["auto", "concise", "detailed"];
     let Some(mut given) = fields.object("reasoning")? else {
@@ -217,7 +217,7 @@ fn metadata(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// The smallest request, and those with each nested object, for the schema.
+/// Example requests for the schema: the smallest one, and ones with each nested object.
 pub(super) fn examples() -> Vec<Value> {
     let format = json!({ "type": "json_schema", "name": "x", "schema": {} });
     let grammar = json!({ "type": "grammar", "syntax": "regex", "definition": "x" });

@@ -19,7 +19,7 @@ use crate::api::{
 /// The tools of a request.
 #[derive(Debug)]
 pub(super) struct RequestTools {
-    /// For the prompt and the answer; `None` if nothing may be called.
+    /// Tools for the prompt and the answer; `None` if no tool may be called.
     pub(super) tools: Option<Tools>,
     /// The names of custom tools, whose calls have a text instead of arguments.
     pub(super) custom: BTreeSet<String>,
@@ -27,7 +27,7 @@ pub(super) struct RequestTools {
     pub(super) namespaced: BTreeMap<String, Namespaced>,
     /// The custom tool whose call the whole answer is: its text is bound by the tool's grammar, and written as it is.
     pub(super) only_input_of: Option<(String, Structure)>,
-    /// As the client sent them, without those that this server does not run.
+    /// The tools as the client sent them, except hosted tools that this server does not run.
     pub(super) echo: Vec<Value>,
     pub(super) choice_echo: Value,
     pub(super) is_parallel: bool,
@@ -246,7 +246,7 @@ fn choice_schema() -> Value {
 enum Choice {
     Nothing,
     Of(ToolChoice),
-    /// Only these names, of which at least one must be called if the choice is `Required`.
+    /// Only these names; at least one must be called if the choice is `Required`.
     Among(BTreeSet<String>, ToolChoice),
 }
 
@@ -293,7 +293,7 @@ impl Choice {
         Some((only.tool.name().to_owned(), only.grammar.clone()?))
     }
 
-    /// The tools for the prompt, with those that may be called. `describes_only`: none.
+    /// The tools for the prompt, with the callable ones marked. `describes_only`: none is callable.
     fn apply(self, declared: Vec<Declared>, n_calls: Calls, describes_only: bool) -> Option<Tools> {
         let tools = declared.into_iter().map(|declared| declared.tool);
         if describes_only {
@@ -344,7 +344,7 @@ fn allowed(given: &Value, declared: &[Declared], hosted: &[String]) -> Result<Ch
         let path = format!("tool_choice.tools[{index}]");
         match item.get("type").and_then(Value::as_str) {
             Some(FUNCTION | CUSTOM) => _ = names.insert(named(item, declared, hosted, &path)?),
-            // Allowing more than there is has no effect.
+            // Allowing more tools than there are has no effect.
             Some(kind) if hosted_tools::is_hosted(kind) => hosted_tools::log_left_out(kind),
             _ => return Err(must_be(path, "a tool with the `type` `function` or `custom`", item)),
         }

@@ -13,7 +13,7 @@ use super::GenerateParams;
 use crate::api::{error::ApiError, tools::structured::Structure};
 
 impl GenerateParams {
-    /// The grammar of the whole answers, and that of parts of them, of which there is at most one.
+    /// The grammar of whole answers, and the grammar of parts of answers; at most one of the two is set.
     pub(super) fn grammars(
         &self,
         model: &ServedModel,
@@ -24,7 +24,7 @@ impl GenerateParams {
             self.check_ends(structure)?;
             return Ok((Some(structure.compile(model)?), None));
         }
-        // These may leave no token to go on with in a call, or go on with several answers.
+        // These may leave no token to continue with within a call, or may continue with several answers.
         let is_limited = sampling.allowed_token_ids.is_some() || !sampling.bad_words.is_empty();
         if is_limited || self.strategy != Strategy::Sample {
             return Ok((None, None));

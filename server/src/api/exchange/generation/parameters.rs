@@ -1,4 +1,5 @@
-//! Single parameters of a generation: those in which endpoints differ, those that they reject, and readers of others.
+//! Single parameters of a generation: parameters that differ between endpoints, rejected parameters, and shared
+//! readers.
 
 use std::time::Duration;
 
@@ -14,8 +15,8 @@ use crate::api::{error::ApiError, tools::structured::Structure, wire::fields::Fi
 /// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
 
-/// Fields of the completion endpoints that would change the answer, for endpoints without them; one answer is what `n` 1
-/// asks for too.
+/// Fields of the completion endpoints that would change the answer, for endpoints without these fields; an `n` of 1 is
+/// accepted.
 const OF_COMPLETIONS: [&str; 11] = [
     "n",
     "best_of",
@@ -30,7 +31,7 @@ const OF_COMPLETIONS: [&str; 11] = [
     "guided_json_object",
 ];
 
-/// What an endpoint with one answer per request has read of it.
+/// The fields that an endpoint with one answer per request has read itself.
 #[derive(Debug)]
 pub(crate) struct OneAnswer {
     pub(crate) streams: bool,
@@ -96,7 +97,7 @@ pub(super) fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError>
     })
 }
 
-/// The request's own salt, else that of its API key.
+/// The request's salt, else the salt of its API key.
 pub(crate) fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
     const NAME: &str = "cache_salt";
     let Some(salt) = fields.string(NAME)? else { return Ok(fields.sender().salt) };

@@ -1,4 +1,4 @@
-//! Reads a text from its start, which may be only the beginning of what is expected.
+//! Reads a text from its start. The text may be incomplete.
 
 use super::{Function, Mismatch};
 
@@ -32,10 +32,10 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// Whether the text goes on with `text`, which is then passed over.
+    /// Whether the text continues with `text`, which is then consumed.
     ///
     /// # Errors
-    /// It is too short to say.
+    /// The text is too short to decide.
     pub(crate) fn accepts(&mut self, text: &str) -> Result<bool, Mismatch> {
         let mut ahead = *self;
         match ahead.expect(text) {

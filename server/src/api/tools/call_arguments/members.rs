@@ -1,4 +1,4 @@
-//! Arguments as `name:value`, with strings between marks of their own: Gemma.
+//! Arguments as `name:value`, with strings between special marks: Gemma.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ const MAX_WRITTEN_DEPTH: usize = 6;
 /// Limits on lists up to this length are held.
 const MAX_COUNT: u64 = 64;
 
-/// Keywords that say nothing of values, or that rules hold.
+/// Keywords that do not restrict values, or that the rules enforce.
 const HELD: [&str; 19] = [
     "type",
     "enum",

@@ -1,4 +1,4 @@
-//! What a function's schema says of its parameters, for forms of calls that are not JSON.
+//! The parameters in a function's schema, for formats of calls that are not JSON.
 
 use hearth_model::decode::constraint::lenient;
 use serde_json::{Map, Value};
@@ -34,7 +34,7 @@ impl Types {
     pub(crate) const OBJECT: Self = Self(32);
     const ALL: Self = Self(63);
 
-    /// Those that a schema admits.
+    /// The types that a schema admits.
     pub(crate) fn of_schema(schema: &Value) -> Self {
         of_schema(schema, schema, 0)
     }
@@ -74,7 +74,7 @@ impl Types {
 /// References are followed so far.
 const MAX_DEPTH: usize = 16;
 
-/// The keywords that a function's schema may have beside its parameters.
+/// The keywords that a function's schema may have besides its parameters.
 const ABOUT: [&str; 12] = [
     "type",
     "properties",

@@ -43,7 +43,7 @@ fn literal(schema: &Value) -> String {
     if is_plain && is_only("null") {
         return "\"None\"".into();
     }
-    // A parameter that may be left empty: one schema or null.
+    // An optional parameter: a schema or null.
     if let Some(parts) = schema.get("anyOf").and_then(Value::as_array)
         && types.has(Types::NULL)
         && schema.as_object().is_some_and(|members| members.keys().all(|keyword| NAMING.contains(&keyword.as_str())))
@@ -59,7 +59,7 @@ fn literal(schema: &Value) -> String {
     in_lark(schema)
 }
 
-/// Keywords beside which one part of `anyOf` may be written apart.
+/// Keywords that may accompany `anyOf` when its parts are written separately.
 const NAMING: [&str; 7] = ["anyOf", "title", "description", "default", "$defs", "definitions", "x-guidance"];
 
 pub(super) fn read(cursor: &mut Cursor<'_>, parameters: &Parameters) -> Result<String, Mismatch> {
@@ -182,7 +182,8 @@ fn string(cursor: &mut Cursor<'_>) -> Result<String, Mismatch> {
     }
 }
 
-/// Adds the character of an escape sequence. Returns whether it is one of four digits, of which two may be a character.
+/// Adds the character of an escape sequence. Returns whether it is an escape of four digits, two of which may form one
+/// character.
 fn escape(cursor: &mut Cursor<'_>, text: &mut String, units: &mut Vec<u16>) -> Result<bool, Mismatch> {
     let kind = cursor.next()?;
     if kind == 'u' {

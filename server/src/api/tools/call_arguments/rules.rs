@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use hearth_model::TokenId;
 use serde_json::Value;
 
-/// In a format's texts: a number of one to three digits.
+/// Placeholder in a format's texts for a number of one to three digits.
 pub(crate) const NUMBER: char = '\0';
 
-/// Rules, and what they cannot hold.
+/// Rules, and the keywords that they cannot enforce.
 #[derive(Debug, Default)]
 pub(crate) struct Rules {
     lines: Vec<String>,
@@ -74,8 +74,8 @@ impl Rules {
         used
     }
 
-    /// Members with separators between them, of which some may be left out, in order. `name`: what the names of its rules
-    /// begin with.
+    /// Members with separators between them, in order; some are optional. `name` is the prefix of the names of its
+    /// rules.
     pub(crate) fn separated(&mut self, name: &str, members: &[(String, bool)], separator: &str) -> String {
         let after = |index: usize| if index < members.len() { format!("{name}_after_{index}") } else { String::new() };
         for (index, (member, is_required)) in members.iter().enumerate().skip(1) {
@@ -112,7 +112,8 @@ pub(crate) fn plain(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// The regular expression of texts, not empty, that do not have `literal`, whose first character occurs in it only there.
+/// The regular expression of non-empty texts that do not contain `literal`, whose first character occurs only at its
+/// start.
 fn without(literal: &str) -> String {
     let characters: Vec<char> = literal.chars().collect();
     let [first, rest @ ..] = characters.as_slice() else { return "(?s:.+)".into() };
@@ -124,7 +125,7 @@ fn without(literal: &str) -> String {
     };
     let first = escaped(first);
     let rest: Vec<String> = rest.iter().map(escaped).collect();
-    // After the first character: a part of the rest, and then something else, or the first character again.
+    // After the first character: a part of the rest followed by something else, or the first character again.
     let prefix = |n: usize| rest[..n].concat();
     let others: Vec<String> = (0..rest.len()).map(|n| format!("{}[^{}{first}]", prefix(n), rest[n])).collect();
     let prefixes: Vec<String> = (1..rest.len()).map(prefix).collect();

@@ -1,5 +1,5 @@
-//! Arguments whose names and values are between tags: Qwen3-Coder, GLM, Seed-OSS. Strings are as they are, other values
-//! are JSON.
+//! Arguments whose names and values are between tags: Qwen3-Coder, GLM, Seed-OSS. Strings are written unchanged, other
+//! values as JSON.
 
 use hearth_model::decode::constraint::in_lark;
 use serde_json::{Map, Value};
@@ -77,7 +77,7 @@ impl Tags {
 
     pub(super) fn read(self, cursor: &mut Cursor<'_>, parameters: &Parameters) -> Result<String, Mismatch> {
         let mut members = Vec::new();
-        // At the end of the text so far, what must follow decides.
+        // At the end of the text so far, decide by what must follow.
         while !cursor.rest.trim().is_empty() && cursor.accepts(self.before_name)? {
             let name = cursor.until(self.after_name)?.trim().to_owned();
             cursor.expect(self.before_value)?;
@@ -149,7 +149,7 @@ fn typed(text: &str, schema: &Value) -> String {
     }
     // Templates write values as Python does, so models may write `True`.
     let read = || {
-        // At the end of a text, a literal could go on.
+        // At the end of a text, a literal may be incomplete.
         let text = format!("{}\n", text.trim());
         let mut cursor = Cursor::new(&text);
         let json = python::value(&mut cursor, 0).ok()?;

@@ -1,4 +1,4 @@
-//! `call:name{parameter:value}`, with strings between marks of their own: Gemma.
+//! `call:name{parameter:value}`, with strings between special marks: Gemma.
 
 use super::{Body, CallFormat, ONE_BY_ONE};
 use crate::api::tools::call_arguments::Arguments;

@@ -7,7 +7,7 @@ use crate::api::tools::call_arguments::Arguments;
 pub(crate) static GPT_OSS: CallFormat = CallFormat {
     signs: &[&["<|channel|>", "to=functions."], &["<|channel|>", "\"functions.\""]],
     openings: &["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."],
-    // The prompt ends with the message's role. After one that the model writes, white space may be left out.
+    // The prompt ends with the message's role. After a role that the model writes, white space is optional.
     first_openings: &[" to=functions.", "to=functions."],
     closing: Some("<|call|>"),
     body: Body::Framed(Arguments::Json),

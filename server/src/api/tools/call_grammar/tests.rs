@@ -58,6 +58,6 @@ fn rules_after_a_mark_have_several_calls_only_if_one_pair_of_marks_is_around_all
     assert_eq!(after_mark(&HERMES), r#"after_mark: /[ \n]/? "{\"name\": \"" call  "#);
     let list = r#"after_mark: /[ \n]/? "[{\"name\": \"" call (", {\"name\": \"" call){0,15} "]""#;
     assert_eq!(after_mark(&MISTRAL), list);
-    // A mark that may be left out.
+    // An optional mark.
     assert_eq!(after_mark(&LLAMA), r#"after_mark: /[ \n]/? "{\"name\": \"" call  "#);
 }

@@ -1,4 +1,4 @@
-//! Each text is read at once and split into pieces.
+//! Each text is read in one piece, and split into many.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -55,7 +55,7 @@ fn form(source: Option<&str>) -> &'static ThoughtForm {
     ThoughtForm::of_template(source.unwrap_or("<think>")).unwrap()
 }
 
-/// The marks of which one closes a thought that `open` opens.
+/// The marks that can close a thought opened by `open`.
 fn closes(open: &str) -> Option<&'static [&'static str]> {
     form(None).opened_by(open)
 }
@@ -100,8 +100,8 @@ fn thoughts_are_apart_from_the_content_at_any_split() {
     }
 }
 
-/// What models of the families write, by their published templates: a sign of the template, the end of the prompt, the
-/// text, its reasoning and its content.
+/// Texts of model families, from their published templates: a sign of the template, the end of the prompt, the text,
+/// its reasoning and its content.
 const FAMILIES: [(&str, &str, &str, &str, &str); 35] = [
     // Qwen 3 and SmolLM3.
     ("</think>", "", "<think>\nOkay: 2 < 3, \"ü\".\n</think>\n\nYes 🎉.", "Okay: 2 < 3, \"ü\".", "Yes 🎉."),
@@ -268,8 +268,8 @@ fn thoughts_that_the_client_does_not_want_are_left_out() {
     check(&reader(None, ReasoningFormat::Omitted), "<think>\na\n</think>\n\nb", "", "b", 0);
 }
 
-/// What families write before calls of `f` without arguments, by their published templates: a sign of the template, the
-/// form of calls, the end of the prompt, the text, its reasoning, its content and the number of calls.
+/// Texts of model families before calls of `f` without arguments, from their published templates: a sign of the
+/// template, the form of calls, the end of the prompt, the text, its reasoning, its content and the number of calls.
 type CallText = (&'static str, &'static CallFormat, &'static str, &'static str, &'static str, &'static str, usize);
 
 const CALLS: [CallText; 19] = [

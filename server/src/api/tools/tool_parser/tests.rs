@@ -1,4 +1,4 @@
-//! Each text is parsed at once and split into chunks.
+//! Each text is parsed in one piece, and split into chunks.
 
 use proptest::{prelude::*, sample};
 
@@ -145,7 +145,7 @@ fn tool_call_without_arguments_is_parsed_in_every_format() {
             &[nothing[0], nothing[0], ("f", ARGUMENTS)],
         );
     }
-    // An answer that a limit cuts may lack the arguments.
+    // An answer that was cut by a limit may lack the arguments.
     for text in ["[TOOL_CALLS]f", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS]f[ARGS]\n"] {
         assert_eq!(read_to(TextEnd::Cut, named.clone(), &[text]), (text.to_owned(), Vec::new()));
     }
@@ -174,7 +174,7 @@ const FORMATS: [&CallFormat; 5] = [&HERMES, &LLAMA, &MISTRAL, &MISTRAL_NAMED, &G
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Whatever a model writes, and however it arrives, is found in the content and the calls, in its order.
+    /// The content and the calls, in order, contain everything that a model writes, however it arrives.
     #[test]
     fn streamed_tool_calls_equal_unstreamed_ones_and_no_text_is_lost(
         format in sample::select(FORMATS.to_vec()),
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-/// Pieces of answers, most of which are part of some format.
+/// Pieces of answers; most are part of some format.
 const FRAGMENTS: [&str; 30] = [
     "<tool_call>",
     "</tool_call>",
@@ -232,8 +232,8 @@ const FRAGMENTS: [&str; 30] = [
     "é",
 ];
 
-/// Finds the content and the names of the calls of an answer in its text, one after the other. Content at the start and
-/// at the end of the answer is that of the text.
+/// Finds the content and the names of the calls of an answer in its text, one after the other. The content at the start
+/// and at the end must be the text's own.
 fn check_nothing_is_lost(mut parser: ToolParser, end: TextEnd, text: &str) -> Result<(), TestCaseError> {
     let mut pieces = parser.push(text);
     pieces.extend(parser.finish(end));

@@ -1,8 +1,8 @@
-//! What decides whether held text is a call, so that it is not parsed again at each piece.
+//! Tracks the text that decides whether held text is a call, so that the held text is not parsed again for each piece.
 
 use crate::api::tools::json_scan::{JsonScan, Scanned};
 
-/// What decides whether the held text is a call.
+/// The text that decides whether the held text is a call.
 #[derive(Clone, Debug, Default)]
 pub(super) enum WaitingFor {
     /// Any text.
@@ -12,7 +12,7 @@ pub(super) enum WaitingFor {
     MoreThanBlanks,
     /// The rest of a JSON value.
     Json(JsonScan),
-    /// This text. `tail`: the end of the text so far, which may be its beginning.
+    /// This literal. `tail` is the end of the text so far, which may be its beginning.
     Literal { literal: &'static str, tail: String },
 }
 

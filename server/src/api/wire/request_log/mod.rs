@@ -57,7 +57,7 @@ pub(crate) enum End {
 /// The model's work for a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Work {
-    /// The answer's own id.
+    /// The id of the answer.
     pub(crate) id: Option<String>,
     pub(crate) model: Option<String>,
     pub(crate) asked: Option<Asked>,

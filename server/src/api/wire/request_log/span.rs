@@ -1,6 +1,6 @@
 //! The span of a request: attributes of OpenTelemetry's conventions for
 //! [HTTP](https://opentelemetry.io/docs/specs/semconv/http/http-spans/) and [generative
-//! AI](https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), and those of vLLM.
+//! AI](https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), and vLLM's attributes.
 
 use std::time::SystemTime;
 

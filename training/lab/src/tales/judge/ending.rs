@@ -22,10 +22,10 @@ pub(super) struct Endings {
 
 #[derive(Clone, Debug)]
 struct Plot {
-    /// The list of what its stories are about.
+    /// The list of the objects of its stories.
     thing: String,
     least_mentions: usize,
-    /// The words of each ending, without those of its slots.
+    /// The words of each ending, without the words of its slots.
     endings: Vec<Vec<String>>,
 }
 
@@ -49,7 +49,7 @@ impl Endings {
         Endings { plots }
     }
 
-    /// The list of what the stories of a plot are about.
+    /// The list of the objects of a plot's stories.
     pub(super) fn thing_of(&self, plot: &str) -> Option<&str> {
         self.plots.get(plot).map(|plot| plot.thing.as_str())
     }
@@ -67,7 +67,7 @@ impl Endings {
         (best.0 >= LEAST_SHARE).then_some(best.1)
     }
 
-    /// Whether the text ends as stories of the plot do, and not rather as those of another.
+    /// Whether the text ends as stories of the plot do, and not more like stories of another plot.
     pub(super) fn fits(&self, plot: &str, text: &str) -> bool {
         let tail = tail(text);
         let Some(own) = self.plots.get(plot).map(|plot| share(plot, &tail)) else { return false };

@@ -1,4 +1,4 @@
-//! What is judged, as it is in a file.
+//! Texts to judge, as stored in a file.
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
@@ -8,11 +8,11 @@ use super::super::tale::{Expected, Task};
 /// A text to be judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
-    /// What was said before it.
+    /// The messages before it.
     pub before: Vec<String>,
     /// The text: a story, or the last message of a conversation.
     pub text: String,
-    /// What it should be.
+    /// The expected properties.
     pub expected: Expected,
 }
 
@@ -21,7 +21,7 @@ impl Judged {
     /// `expected`.
     ///
     /// # Errors
-    /// The line has neither, or has not the form that `hearth-lab tales` writes.
+    /// The line has neither, or is not of the form that `hearth-lab tales` writes.
     pub fn parse(line: &str) -> Result<Judged> {
         let json: Value = serde_json::from_str(line).map_err(|error| {
             let what = error.to_string().replace(" at line 1 column ", " at column ");
@@ -47,7 +47,7 @@ impl Judged {
 }
 
 impl Expected {
-    /// Reads what [`json`](Self::json) writes.
+    /// Reads the format that [`json`](Self::json) writes.
     fn parse(json: &Value) -> Result<Expected> {
         let task = json["task"].as_str().and_then(Task::named).context("`expected` has no known `task`")?;
         let plot = json["plot"].as_str().map(str::to_owned);

@@ -38,7 +38,7 @@ pub(super) struct Reading {
 pub(super) struct Word {
     /// The word, in small letters if a sentence begins with it.
     pub(super) text: String,
-    /// The name that it is, or may be: a word with a capital that the grammar does not know.
+    /// The name, if it is or may be one: a word with a capital that the grammar does not know.
     pub(super) name: Option<String>,
     pub(super) is_quoted: bool,
 }
@@ -49,7 +49,7 @@ pub(super) struct Mention {
     /// Index of its first word.
     pub(super) at: usize,
     pub(super) list: usize,
-    /// The entries that it may be a form of.
+    /// The entries of which it may be a form.
     pub(super) entries: Vec<usize>,
 }
 
@@ -113,7 +113,7 @@ impl Lexicon {
         let mut end = 0;
         for at in 0..reading.words.len() {
             let n_words = self.longest(&reading.words[at..]);
-            // Within a longer phrase, words are not what they are alone: "a kite in a tree" is a sight.
+            // Within a longer phrase, words have another meaning than alone: "a kite in a tree" is a sight.
             if at + n_words > end {
                 end = at + n_words;
                 let mentions = self.mentions(at, &reading.words[at..end]);
@@ -168,7 +168,7 @@ impl Lexicon {
     }
 }
 
-/// The gender of a name or pronoun: the values of its feature, which is its only one.
+/// The gender of a name or pronoun, from the values of its only feature.
 fn gender_of(entry: &Entry) -> u64 {
     entry.constraints.first().map_or(0, |constraint| constraint.values)
 }
@@ -190,7 +190,7 @@ impl Reading {
     }
 }
 
-/// Words, and what is between them.
+/// Words, and the characters between them.
 fn split(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut start = 0;
@@ -212,7 +212,7 @@ fn split(text: &str) -> Vec<&str> {
     parts
 }
 
-/// The words of a text, without what is between them.
+/// The words of a text, without the characters between them.
 pub(super) fn bare_words(text: &str) -> impl Iterator<Item = &str> {
     split(text).into_iter().filter(|part| part.starts_with(char::is_alphanumeric))
 }

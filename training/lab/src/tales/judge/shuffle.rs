@@ -10,7 +10,7 @@ pub fn shuffle_names(tales: &Tales, judged: &mut [Judged], seed: u64) {
     let Some(list) = tales.grammar.list("name") else { return };
     let is_name = |word: &str| list.entries.iter().any(|entry| entry.forms[0] == word);
     let is_letter = |char: char| char.is_alphanumeric();
-    // Names stand at every second place.
+    // Every second element is a name.
     let cut = |text: &str| {
         let mut parts = vec![String::new()];
         for part in text.split_inclusive(|char| !is_letter(char)) {

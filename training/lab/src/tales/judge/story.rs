@@ -52,7 +52,7 @@ impl Judge {
         }
     }
 
-    /// Whether "he" and "she" are only said, outside of speech, if somebody of that gender is there.
+    /// Whether "he" and "she" occur outside of speech only if there is a character of that gender.
     fn pronouns_fit(&self, reading: &Reading) -> bool {
         let names = reading.names();
         let genders: Option<Vec<u64>> = names.iter().map(|name| self.lexicon.gender(name)).collect();
@@ -65,10 +65,10 @@ impl Judge {
         pronouns.all(|gender| genders.iter().any(|known| known & gender != 0))
     }
 
-    /// Whether the story is about one thing of the kind that its plot needs, and about the one that was asked for.
+    /// Whether the story is about one object of the kind that its plot needs, and about the requested one.
     fn object_stays(&self, reading: &Reading, plot: &str, judged: &Judged) -> bool {
         let Some(list) = self.endings.thing_of(plot).and_then(|thing| self.lexicon.list(thing)) else { return false };
-        // Several entries may have a form in common; those that are left fit all mentions.
+        // Several entries may have a form in common; only the entries that fit all mentions remain.
         let mentions: Vec<&Vec<usize>> = reading.of_list(list).map(|mention| &mention.entries).collect();
         let Some((first, rest)) = mentions.split_first() else { return false };
         let mut fitting = first.iter().filter(|entry| rest.iter().all(|entries| entries.contains(entry)));
@@ -87,7 +87,7 @@ impl Judge {
         })
     }
 
-    /// Whether an entry is mentioned in any of its forms. A pronoun is fulfilled by a name of its gender.
+    /// Whether an entry is mentioned in any of its forms. A name of the same gender counts for a pronoun.
     fn has_entry(&self, reading: &Reading, list: usize, word: &str) -> bool {
         let Some(entry) = self.lexicon.entry(list, word) else { return false };
         let mut genders = reading.words.iter().filter_map(|word| self.lexicon.gender(word.name.as_deref()?));

@@ -1,4 +1,4 @@
-//! What data say is trained as it is written, or said.
+//! Data are trained as they are written, or a note says otherwise.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ fn chats_rendered_in_text_get_the_token_ids_of_their_messages() {
         let encoder = encoder(template);
         let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(encoder.tokenizer()) };
         let template_of = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
-        // What `apply_chat_template(tokenize=False)` gives.
+        // The result of `apply_chat_template(tokenize=False)`.
         let text = json!({ "text": template_of.render(&messages, &context).unwrap() });
         let found = examples(template, std::slice::from_ref(&text)).unwrap();
         assert_eq!(found[0].ids, expected);
@@ -36,7 +36,7 @@ fn marks_of_the_ends_of_documents_in_a_text_are_the_token_that_ends_it() {
     let end = tokenizer().token_id("</s>").unwrap();
     assert_eq!(found.iter().flat_map(|example| &example.ids).filter(|&&id| id == end).count(), 4);
     assert_eq!(notes(CHATML, &lines), ["`data.jsonl`, line 1: `</s>` in a text ends a document there"]);
-    // Another model's mark stays text, and that is said.
+    // Another model's mark stays text, with a note.
     let other = json!({ "text": "One<|endoftext|>two" });
     assert_eq!(
         notes(CHATML, &[other]),

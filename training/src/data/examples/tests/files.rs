@@ -71,7 +71,8 @@ fn examples_of_a_folder_are_split_by_the_names_of_its_files() {
         let found = read(&train, &encoder(CHATML), &settings, &mut |_| {}).unwrap();
         assert_eq!((texts(&found.examples), texts(&found.val)), (vec!["«<s>a</s>»".into()], vec![expected.into()]));
     }
-    // They replace those of the folder, and are not trained on: here all but the table are.
+    // Validation sources replace the folder's validation files, and are not trained on: here only the table is trained
+    // on.
     let folder = Origin::Path(dir.path().into());
     let validation = ["test.jsonl", "train.jsonl"].map(|name| Origin::Path(dir.path().join(name)));
     let only = ExampleSettings { validation: validation.into(), ..settings() };

@@ -18,7 +18,7 @@ use super::{
 const MAX_UNIQUE: usize = 63;
 
 impl Writer<'_> {
-    /// What is between the brackets of an array; `None` if there is no such array.
+    /// The contents of an array between its brackets; `None` if there is no such array.
     pub(super) fn array(&mut self, arrays: &Arrays) -> Result<Option<Vec<Symbol>>, GrammarError> {
         let mut contains: Vec<&Contains> =
             arrays.contains.iter().filter(|contains| contains.min > 0 || contains.max.is_some()).collect();
@@ -48,7 +48,7 @@ impl Writer<'_> {
         let rest = self.rule_of(&arrays.rest());
         let after = self.new_rule(Rule { alternatives: Vec::new(), has_parameter: false });
         self.rules[after].add(vec![text(","), Symbol::Rule(rest)]);
-        // From the last item to the first: what may follow, once there are as many items.
+        // From the last item to the first: what may follow after this many items.
         let (min, max) = (arrays.min.saturating_sub(n_first), arrays.max.map(|max| max - n_first));
         let mut rule = Rule::default();
         if n_first > 0 {
@@ -76,14 +76,14 @@ impl Writer<'_> {
         Ok(Some(vec![Symbol::Rule(next)]))
     }
 
-    /// Arrays in which some items match a goal. `None` if the keyword was passed over.
+    /// Arrays in which some items match a goal. `None` if the keyword was ignored.
     fn containing(&mut self, arrays: &Arrays, contains: &Contains) -> Result<Option<RuleId>, GrammarError> {
         let Contains { node, goal, min: min_matches, max: max_matches } = contains;
         let rest = arrays.rest();
         let matching = self.rule_of(&rest.and(goal));
         let other = if max_matches.is_some() { rest.and(&goal.opposite()) } else { rest };
         let other = self.rule_of(&other);
-        // Counts up to these, and any higher ones as these.
+        // Counters stop at these values; higher counts are treated as equal.
         let top = arrays.max.unwrap_or_else(|| arrays.min.max(1));
         let top_matches = max_matches.unwrap_or(*min_matches);
         if (top + 1).saturating_mul(top_matches + 1) > MAX_COUNTED {

@@ -1,4 +1,4 @@
-//! Which part of a schema leaves it without a value, for the error.
+//! Finds the part of a schema that makes it unsatisfiable, for the error.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -12,10 +12,10 @@ use super::{
 };
 
 impl Writer<'_> {
-    /// The error for a grammar without texts. `ends` says of which rules there are texts.
+    /// The error for a grammar that matches no text. `ends[rule]` is whether a rule matches any text.
     ///
-    /// It names the schema closest to the root of which no value is possible by itself; if there is none, one that can
-    /// only be satisfied by a value inside a value without end.
+    /// It names the schema closest to the root that has no possible value; if there is none, a schema whose values
+    /// would have to be nested without end.
     pub(super) fn impossible(&self, ends: &[bool]) -> GrammarError {
         let goals: HashMap<RuleId, &Goal> = self.ids.iter().map(|(goal, &id)| (id, goal)).collect();
         let mut known = HashSet::from([0]);
@@ -27,7 +27,7 @@ impl Writer<'_> {
             let at = goals.get(&id).filter(is_named).map_or(at, |goal| self.reader.path(goal));
             let blocking: Vec<Vec<RuleId>> =
                 self.rules[id].alternatives.iter().map(|alternative| alternative.blocked_by(ends).collect()).collect();
-            // Optional members do not count: beside the alternative with such a member is one without it.
+            // Optional members do not count: there is always an alternative without them.
             let Some(fewest) = blocking.iter().map(Vec::len).min() else {
                 let what = match self.forbidden.get(&id) {
                     Some(name) => format!("allows no value: it requires a member {name:?}, which it does not allow"),

@@ -19,7 +19,8 @@ const FRACTION: &str = r"(?:\.[0-9]{1,30})?";
 /// Numbers that are not whole, with so few digits that they are not whole as f64 either.
 const NOT_WHOLE: &str = r"(?:(?:0|[1-9][0-9]{0,8})\.[0-9]{0,5}|(?:0|[1-9][0-9]{0,2})\.[0-9]{0,11})[1-9]";
 
-/// Multiples are within these bounds: the library compiles larger ones only without bounds, which models may never reach.
+/// Multiples are within these bounds: the library compiles larger ones only without bounds, and models might then never
+/// stop.
 const MOST_MULTIPLE: f64 = 999_999_999_999_999_999.0;
 
 impl Writer<'_> {
@@ -64,7 +65,8 @@ impl Writer<'_> {
         else {
             return Err(GrammarError::whole("must have values of `multipleOf` with a smaller common multiple"));
         };
-        // The library matches numbers with exactly as many decimals as the factor has: those with fewer are apart.
+        // The library matches numbers with exactly as many decimals as the factor has: numbers with fewer decimals are
+        // handled separately.
         let mut symbols = Vec::new();
         for decimals in 0..=n_decimals {
             let factor = factor / greatest_divisor(factor, 10u128.pow(n_decimals - decimals));
@@ -98,7 +100,7 @@ fn greatest_divisor(left: u128, right: u128) -> u128 {
     if right == 0 { left } else { greatest_divisor(right, left % right) }
 }
 
-/// The least number that is a multiple of all of these, as digits and how many of them are decimals.
+/// The least common multiple of these numbers, as digits and the number of decimals among them.
 fn common_multiple(numbers: &[Number]) -> Option<(u128, u32)> {
     let mut all = numbers.iter().map(decimal);
     all.next()?.and_then(|first| {

@@ -17,15 +17,15 @@ use super::{
 /// room for 2,000.
 const MAX_OPTIONAL_MEMBERS: usize = 600;
 
-/// Maximum number of patterns for the names of one object: names may match any of them together.
+/// Maximum number of patterns for the names of one object: a name may match any combination of them.
 const MAX_NAME_PATTERNS: usize = 4;
 
 /// Maximum number of sets of names with the same goal in one object.
 const MAX_NAME_TERMINALS: usize = 64;
 
 impl Writer<'_> {
-    /// What is between the braces of an object; or a required member that the object may not have, so that there is no such
-    /// object.
+    /// The contents of an object between its braces; or a required member that the object may not have, so that there
+    /// is no such object.
     pub(super) fn object(&mut self, objects: &Objects) -> Result<Result<Vec<Symbol>, Rc<str>>, GrammarError> {
         let mut names: Vec<Rc<str>> = Vec::new();
         let mut known: HashSet<Rc<str>> = HashSet::new();
@@ -104,7 +104,7 @@ impl Writer<'_> {
             if goal == Goal::never() || matched == 0 && is_closed {
                 continue;
             }
-            // A pattern with a lookahead is several expressions; names that do not match one of them are apart.
+            // A pattern with a lookahead is several expressions; names that do not match one of them are separate.
             let mut terminals = vec![Terminal::default()];
             for (index, pattern) in patterns.iter().enumerate() {
                 let choices = if matches(index) { vec![(**pattern).clone()] } else { pattern.others() };
@@ -143,7 +143,7 @@ impl Writer<'_> {
         Ok((!rule.alternatives.is_empty()).then(|| self.new_rule(rule)))
     }
 
-    /// Members in their order, each with whether it is required, then free ones.
+    /// Members in their order, each with whether it is required, followed by free members.
     fn members(
         &mut self,
         objects: &Objects,
@@ -164,7 +164,8 @@ impl Writer<'_> {
             min = 0;
         }
         let max = objects.max.filter(|max| free.is_some() || *max < members.len() as u64);
-        // Counts up to this, and any higher ones as this; without limits, only whether there are any.
+        // Counters stop at this value; higher counts are treated as equal. Without limits, only whether there are any
+        // members is tracked.
         let top = max.unwrap_or(min.max(1)).min(members.len() as u64 + 1);
         if (top + 1).saturating_mul(members.len() as u64 + 1) > MAX_COUNTED.max(2 * members.len() as u64 + 2) {
             self.reader.cannot(objects.min_node, "minProperties", "too many members to count")?;
@@ -175,7 +176,7 @@ impl Writer<'_> {
             rule.add(vec![text(","), Symbol::Rule(free)]);
             self.new_rule(rule)
         });
-        // What may follow, by the number of members so far; first after the last listed one.
+        // What may follow, by the number of members so far; built from the last listed member to the first.
         let mut next: Vec<RuleId> = Vec::new();
         for n in 0..=top {
             let mut rule = Rule::default();

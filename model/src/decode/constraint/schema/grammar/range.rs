@@ -11,7 +11,7 @@ const TOO_LONG: usize = 31;
 
 const DIGITS: &str = "[0-9]*";
 const NOT_ZERO: &str = "[0-9]*[1-9][0-9]*";
-/// A fraction, or none.
+/// An optional fraction.
 const FRACTION: &str = r"(?:\.[0-9]+)?";
 
 /// The bounds of numbers of one sign, as regular expressions that all must match.
@@ -97,7 +97,7 @@ impl Magnitude {
             }
         }
         for (before, digit, _) in digits(fraction) {
-            // The number may end there, or go on with a smaller digit.
+            // The number may end there, or continue with a smaller digit.
             forms.push(if before.is_empty() { whole.clone() } else { format!(r"{whole}\.{before}") });
             if digit > '0' {
                 forms.push(format!(r"{whole}\.{before}[0-{}]{DIGITS}", next(digit, -1)));
@@ -112,7 +112,7 @@ impl Magnitude {
     }
 }
 
-/// Each digit with those before it and the number of those after it.
+/// Each digit with the text before it and the number of digits after it.
 fn digits(text: &str) -> impl Iterator<Item = (&str, char, usize)> {
     text.char_indices().map(|(at, digit)| (&text[..at], digit, text.len() - at - 1))
 }

@@ -10,11 +10,11 @@ pub(super) enum Symbol {
     Text(String),
     Terminal(usize),
     Rule(RuleId),
-    /// A rule with a value of its parameter.
+    /// A rule with an argument for its parameter.
     With(RuleId, String),
     /// A rule several times.
     Repeated(RuleId, u64, Option<u64>),
-    /// A grammar of its own.
+    /// A nested grammar.
     Nested(String),
 }
 
@@ -46,10 +46,10 @@ pub(super) fn text(text: &str) -> Symbol {
     Symbol::Text(text.to_owned())
 }
 
-/// Whether there are texts of each rule. Of a member whose value nothing matches, for example, there are none.
+/// Whether each rule matches any text. A member whose value matches nothing, for example, does not.
 pub(super) fn ending(rules: &[Rule]) -> Vec<bool> {
     let mut ends = vec![false; rules.len()];
-    // Rules that use a rule are looked at again when it turns out to end.
+    // The users of each rule: they are checked again when the rule turns out to match a text.
     let mut users: Vec<Vec<RuleId>> = vec![Vec::new(); rules.len()];
     for (id, rule) in rules.iter().enumerate() {
         let symbols = rule.alternatives.iter().flat_map(|alternative| &alternative.symbols);
@@ -77,7 +77,7 @@ pub(super) fn remove_endless(rules: &mut [Rule], ends: &[bool]) {
 }
 
 impl Alternative {
-    /// Its rules without texts that it cannot do without. `ends` says of which rules there are texts.
+    /// Its required rules that match no text. `ends[rule]` is whether a rule matches any text.
     pub(super) fn blocked_by(&self, ends: &[bool]) -> impl Iterator<Item = RuleId> {
         self.symbols.iter().filter(|symbol| !symbol.ends(ends)).filter_map(Symbol::rule)
     }
@@ -101,7 +101,7 @@ impl Symbol {
         }
     }
 
-    /// Whether there are texts of it, if `ends` says so of rules.
+    /// Whether the symbol matches any text, given whether each rule does.
     fn ends(&self, ends: &[bool]) -> bool {
         matches!(self, Self::Repeated(_, 0, _)) || self.rule().is_none_or(|rule| ends[rule])
     }
@@ -121,7 +121,7 @@ impl Symbol {
     }
 }
 
-/// A rule several times, or nothing if that is at most zero times.
+/// A rule repeated; nothing if `max` is zero.
 pub(super) fn repeated(rule: RuleId, min: u64, max: Option<u64>) -> Vec<Symbol> {
     const MOST: u64 = i32::MAX as u64 - 1;
     match max {

@@ -28,7 +28,7 @@ pub(super) struct Parser {
     dot_is_all: bool,
 }
 
-/// The least and the most of a count, as far as it says them.
+/// The minimum and the maximum of a repetition, if given.
 type Count = (Option<u32>, Option<u32>);
 
 /// A member of a class: one character, or a set, which is larger in some languages than in others.
@@ -160,7 +160,7 @@ impl Parser {
         Node::Set(set.clone(), set)
     }
 
-    /// The set, with all cases of its letters if case is ignored.
+    /// The set; if case is ignored, with all cases of its letters.
     fn folded(&self, mut set: ClassUnicode) -> ClassUnicode {
         if self.ignores_case {
             // Without tables for case folding, which the workspace has, the set stays as it is.
@@ -286,7 +286,7 @@ impl Parser {
         }
     }
 
-    /// What an escape stands for, after its backslash.
+    /// The meaning of an escape, after its backslash.
     fn escape(&mut self) -> Result<Member, String> {
         let Some(character) = self.next() else { return Err(r"ends with a `\`".into()) };
         let named = |least: ClassUnicode, most: ClassUnicode| {

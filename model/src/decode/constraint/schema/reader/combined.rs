@@ -1,4 +1,4 @@
-//! Keywords that combine schemas so that their branches must be told apart, or that depend on what others have named.
+//! Keywords that combine schemas and need disjoint branches, or that depend on what other keywords have named.
 
 use std::rc::Rc;
 
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// The values of some sets that are not in other ones.
+    /// The values of some sets that are not in other sets.
     fn without(
         &mut self,
         node: NodeId,
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
         Ok(rest)
     }
 
-    /// Objects with the member by which they differ from others, as a kind or a tag does. `None` if there is none.
+    /// Objects with a member that distinguishes them from others, such as a kind or a tag. `None` if there is none.
     fn told_apart(&mut self, values: Values, other: &Values) -> Result<Option<Values>, GrammarError> {
         let (Values::Object(mut objects), Values::Object(other)) = (values, other) else { return Ok(None) };
         let named: Vec<Rc<str>> =
@@ -211,7 +211,8 @@ impl<'a> Reader<'a> {
         Ok(all)
     }
 
-    /// Applies `unevaluatedProperties` and `unevaluatedItems`: to what no other keyword of the schema has named.
+    /// Applies `unevaluatedProperties` and `unevaluatedItems` to everything that no other keyword of the schema has
+    /// named.
     pub(super) fn unevaluated(
         &mut self,
         node: NodeId,

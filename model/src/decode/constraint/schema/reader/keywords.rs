@@ -1,4 +1,4 @@
-//! What keywords say about a value itself, one type of values at a time.
+//! Keywords that restrict a value itself, one type of values at a time.
 
 use std::{collections::HashSet, rc::Rc};
 
@@ -13,7 +13,7 @@ use super::{
     Reader,
 };
 
-/// Keywords that say something about the value itself, other than those that apply further schemas to it.
+/// Keywords that restrict the value itself, as opposed to applying further schemas to it.
 pub(super) const OWN: [&str; 24] = [
     "type",
     "properties",
@@ -47,7 +47,7 @@ const MAX_SIZE: u64 = 1_000_000_000;
 const TYPES: [&str; 6] = ["null", "boolean", "number", "string", "array", "object"];
 
 impl<'a> Reader<'a> {
-    /// What the keywords say that need no other schema for the same value.
+    /// The sets of values that the keywords allow which need no other schema for the same value.
     pub(super) fn own_sets(
         &mut self,
         node: NodeId,
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
         Ok(sets)
     }
 
-    /// The value of a keyword, if it is there, as what it must be.
+    /// The value of a keyword as the expected type, if the keyword is present.
     fn typed<'m, T>(
         &self,
         (node, members): (NodeId, &'m Map<String, Value>),

@@ -35,12 +35,12 @@ use crate::ops::cpu::{
 /// A register of 32-bit lanes: sums, or four bytes in each.
 ///
 /// # Safety
-/// The machine has the instructions, and addresses point to as many numbers as a register has.
+/// The machine has the instructions, and addresses point to a register's number of values.
 pub(super) trait Dot: Copy {
     /// 32-bit lanes.
     const LANES: usize;
 
-    /// As many floats.
+    /// A register with as many f32 lanes.
     type Floats: Copy;
 
     /// The same number in all lanes.
@@ -63,15 +63,15 @@ pub(super) trait Dot: Copy {
     /// Adds the products of weights, which are not negative, and values.
     unsafe fn add_values(self, weights: Self, values: Self) -> Self;
 
-    /// Stores each lane times `factor` times the lane's own number of `factors`.
+    /// Stores `lane * factors[lane] * factor` for each lane.
     unsafe fn store_scaled(self, factors: *const f32, factor: f32, to: *mut f32);
 
     unsafe fn load_floats(from: *const f32) -> Self::Floats;
 
     unsafe fn store_floats(floats: Self::Floats, to: *mut f32);
 
-    /// Multiplies the weights of [`TOGETHER`] tiles by `scales` and rounds each tile to whole numbers up to 127 times
-    /// one factor. Returns the tiles' factors. A weight of 0 stays 0, even if its scale is not finite.
+    /// Multiplies the weights of [`TOGETHER`] tiles by `scales` and rounds each tile to integers up to 127 times one
+    /// factor. Returns the tiles' factors. A weight of 0 stays 0, even if its scale is not finite.
     unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER];
 
     /// Adds the lanes, multiplied by `factor`.
@@ -90,7 +90,7 @@ unsafe fn largest_of_eight(numbers: __m256i) -> __m128i {
 
 /// For each tile the factor that its weights are multiplied by before rounding, and the one that undoes this
 /// afterwards. Each register has the bits of a tile's largest weights, in four lanes. No weight is negative, so bits
-/// compare as the numbers do, and those of NaN are the largest.
+/// compare as the numbers do, and NaN compares as the largest.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -118,7 +118,7 @@ unsafe fn factors_of([a, b, c, d]: [__m128i; TOGETHER]) -> [[f32; TOGETHER]; 2] 
 unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER] {
     let mut back = [0.0; TOGETHER];
     for (tile, (back, scales)) in back.iter_mut().zip(scales).enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let [weights, scales] =
             unsafe { [weights.add(tile * LANES), *scales].map(|from| from.cast::<[f32; LANES]>().read_unaligned()) };
         let mut weighted = [0.0; LANES];
@@ -132,7 +132,7 @@ unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to
         let factor = if largest < Q8_LEAST { 0.0 } else { Q8_MAX / largest };
         *back = largest * (1.0 / Q8_MAX);
         for (n, weight) in weighted.into_iter().enumerate() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { to.add(tile * LANES + n).write((weight * factor + ROUNDING).to_bits() as u8) };
         }
     }
@@ -408,7 +408,7 @@ impl Dot for DotProd {
 
     #[inline(always)]
     unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER] {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { round_weights(weights, scales, to) }
     }
 
@@ -447,7 +447,7 @@ impl Dot for Portable {
 
     #[inline(always)]
     unsafe fn load(bytes: *const i8) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { Self(bytes.cast::<[i32; Self::LANES]>().read_unaligned()) }
     }
 
@@ -473,7 +473,7 @@ impl Dot for Portable {
 
     #[inline(always)]
     unsafe fn store_scaled(self, factors: *const f32, factor: f32, to: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let factors = factors.cast::<Self::Floats>().read_unaligned();
             let scaled: Self::Floats = std::array::from_fn(|n| self.0[n] as f32 * (factors[n] * factor));
@@ -483,19 +483,19 @@ impl Dot for Portable {
 
     #[inline(always)]
     unsafe fn load_floats(from: *const f32) -> Self::Floats {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { from.cast::<Self::Floats>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store_floats(floats: Self::Floats, to: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.cast::<Self::Floats>().write_unaligned(floats) };
     }
 
     #[inline(always)]
     unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to: *mut u8) -> [f32; TOGETHER] {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { round_weights(weights, scales, to) }
     }
 

@@ -1,10 +1,10 @@
-//! Attention over keys and values in whole numbers of 8 bits, which are multiplied as they are: a fifth of the instructions of
+//! Attention over keys and values in 8-bit integers, which are multiplied directly: a fifth of the instructions of
 //! widening them to f32 first.
 //!
-//! A query is rounded like a key, to whole numbers from -127 to 127 times one factor, so its scores are whole numbers times
-//! two factors. The weights of a page, each times the factor of its value, are rounded to whole numbers from 0 to 127 times
-//! one factor. Four numbers that are multiplied at a time are side by side (see
-//! [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)). Whole numbers are added without error, in any order, so all
+//! A query is rounded like a key, to integers from -127 to 127 times one factor, so its scores are integers times two
+//! factors. The weights of a page, each times the factor of its value, are rounded to integers from 0 to 127 times one
+//! factor. Four numbers that are multiplied at a time are side by side (see
+//! [`PoolLayout`](crate::ops::cpu::pool_layout::PoolLayout)). Integers are added without error, in any order, so all
 //! instruction sets with fused multiply-add give the same bits.
 
 mod dot;
@@ -64,12 +64,12 @@ pub(super) struct Rounded {
     weight_factors: Vec<f32>,
 }
 
-/// What a query's numbers are multiplied by.
+/// Scale and sum of a quantized query.
 #[derive(Clone, Copy, Default)]
 struct QueryFactor {
-    /// The query's scale; also times the factor of [`scale_in_queries`], if there is one.
+    /// The query's scale; times the factor of [`scale_in_queries`], if that is included.
     factor: f32,
-    /// The sum of its numbers.
+    /// Sum of the query's quantized values.
     sum: i32,
 }
 
@@ -101,7 +101,7 @@ fn scale_in_queries(options: &AttentionOptions) -> Option<f32> {
     options.softcap.is_none().then_some(options.scale as f32 * LOG2_E)
 }
 
-/// Rounds a query as keys are rounded, with zeros behind it. In loops over 16 numbers, which the compiler vectorizes.
+/// Rounds a query as keys are rounded, followed by zeros. In loops over 16 numbers, which the compiler vectorizes.
 #[inline(always)]
 fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
     let (whole, rest) = values.as_chunks::<LANES>();
@@ -129,8 +129,8 @@ fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
     QueryFactor { factor: scale, sum: sums.into_iter().sum() }
 }
 
-/// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of [`CHUNK_TILES`]
-/// tiles; only as many of them matter as there are scores.
+/// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of
+/// [`CHUNK_TILES`] tiles; those beyond the scores are ignored.
 ///
 /// # Safety
 /// The machine has the instructions of `D`.
@@ -148,7 +148,7 @@ unsafe fn round_weights<D: Dot, const FUSED: bool>(
     assert!(scores.len() == CHUNK && weights.len() == CHUNK && weight_factors.len() == CHUNK_TILES);
     for tile in (0..n_scores / LANES).step_by(TOGETHER) {
         let at = tile * LANES;
-        // SAFETY: the caller's; a tile has 16 weights, and as many factors.
+        // SAFETY: guaranteed by the caller; a tile has 16 weights, and as many factors.
         let factors = unsafe {
             let scales = scales[tile..].first_chunk().unwrap_or_else(|| unreachable!("a multiple of `TOGETHER`"));
             D::round_weights(scores.as_ptr().add(at), scales, weights.as_mut_ptr().add(at))

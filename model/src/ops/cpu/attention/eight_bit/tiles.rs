@@ -17,7 +17,7 @@ const FOURS: usize = LANES / FOUR;
 trait Loops: Kernels<Element = i8> {
     type Dot: Dot;
 
-    /// Queries that are computed together, at most.
+    /// Maximum number of queries that are computed together.
     const QUERIES: usize;
 
     /// Pages of keys that are multiplied together by `n_queries` queries.
@@ -26,7 +26,7 @@ trait Loops: Kernels<Element = i8> {
     /// Registers of dimensions whose weighted values are summed together for `n_queries` queries.
     fn registers(n_queries: usize) -> usize;
 
-    /// [`scores`] with these instructions, for `n` queries and so many pages.
+    /// [`scores`] with these instructions, for `n_queries` queries and `n_pages` pages.
     ///
     /// # Safety
     /// The machine has the instructions.
@@ -43,15 +43,16 @@ trait Loops: Kernels<Element = i8> {
 struct Keys<'a> {
     /// The pool.
     pool: &'a [i8],
-    /// Where in the pool, for each page, the head's block begins, behind whose keys are their factors, and one to prefetch.
+    /// For each page, where in the pool the head's block begins (its keys, then their scales), and the block to
+    /// prefetch.
     blocks: [usize; MOST_PAGES],
     next: [usize; MOST_PAGES],
-    /// The pool of values, if those in the blocks' places are to be prefetched into L2.
+    /// The pool of values, if the values of the same blocks are to be prefetched into L2.
     values: Option<*const i8>,
     query_factors: &'a [QueryFactor],
 }
 
-/// The most pages of keys at a time.
+/// Maximum number of pages of keys at a time.
 const MOST_PAGES: usize = 4;
 const _: () = assert!(MOST_PAGES >= TOGETHER - 1);
 
@@ -59,7 +60,7 @@ const _: () = assert!(MOST_PAGES >= TOGETHER - 1);
 struct Values<'a> {
     /// The blocks of a head.
     blocks: &'a [&'a [i8]],
-    /// Where the keys begin that are to be prefetched into L2 while each is added, if any are.
+    /// Where the keys begin that are to be prefetched into L2 while the values of each tile are added, if any.
     keys: Option<&'a [*const i8; CHUNK_TILES]>,
     /// `[n_queries, CHUNK / 4]` and `[n_queries, CHUNK_TILES]`.
     weights: &'a [i32],
@@ -107,7 +108,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
             let values = waits.then_some(pools.values.as_ptr());
             let keys = Keys { pool: pools.keys, blocks: now, next, values, query_factors };
             let scores = &mut scores[from * CHUNK + tile * LANES..];
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { L::scores(n, together, &keys, &words[from * n_words..][..n * n_words], scores) };
         }
         tile += together;
@@ -123,7 +124,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
     }
     let mut keys = [std::ptr::null(); CHUNK_TILES];
     for (n, keys) in keys.iter_mut().enumerate().take(n_pages) {
-        // Where there are none, those of the last tile, which were read already.
+        // Past the end, prefetch the last tile again: it is in a cache already.
         let tile = (tiles.start + n + CHUNK_TILES).min(task.last_tile());
         *keys = pools.keys[layout.block(task.page(tile), task.kv_head)].as_ptr();
     }
@@ -137,7 +138,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
         let scores = (&mut scores[at * CHUNK..(at + 1) * CHUNK], n_pages * LANES);
         let weights = &mut weights[at * CHUNK / FOUR..][..CHUNK / FOUR];
         let weight_factors = &mut weight_factors[at * CHUNK_TILES..][..CHUNK_TILES];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         chunk_states[at] =
             unsafe { round_weights::<L::Dot, FUSED>(scores, first, (query, scale), &scales, weights, weight_factors) };
     }
@@ -149,7 +150,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
             let n_registers = L::registers(n);
             let is_whole = part.from + n_registers * L::Dot::LANES <= stored_dim;
             let n_registers = if is_whole { n_registers } else { 1 };
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { L::values(n, n_registers, &part, sums) };
             part.from += n_registers * L::Dot::LANES;
         }
@@ -214,7 +215,7 @@ unsafe fn values<D: Dot, const N: usize, const C: usize>(part: &Values<'_>, sums
     assert!(
         weights.len() >= (N - 1) * CHUNK / FOUR + n_pages * FOURS && factors.len() >= (N - 1) * CHUNK_TILES + n_pages
     );
-    // SAFETY: what is read and written was checked.
+    // SAFETY: the ranges that are read and written have been checked.
     unsafe {
         let at = |n: usize, c: usize| n * stored_dim + from + c * D::LANES;
         let mut totals: [[D::Floats; C]; N] =
@@ -275,19 +276,19 @@ macro_rules! instruction_set {
                 pools: &Pools<'_, i8>,
                 outputs: &Outputs<'_>,
             ) {
-                // SAFETY: this function's own target features.
+                // SAFETY: this function enables the target features.
                 unsafe { attention::attend::<Here>(queries, task, pools, outputs) };
             }
 
             $(#[target_feature(enable = $features)])?
             unsafe fn scores_of<const N: usize, const M: usize>(keys: &Keys<'_>, queries: &[i32], scores: &mut [f32]) {
-                // SAFETY: this function's own target features.
+                // SAFETY: this function enables the target features.
                 unsafe { super::scores::<$dot, N, M>(keys, queries, scores) };
             }
 
             $(#[target_feature(enable = $features)])?
             unsafe fn values_of<const N: usize, const C: usize>(part: &Values<'_>, sums: &mut [f32]) {
-                // SAFETY: this function's own target features.
+                // SAFETY: this function enables the target features.
                 unsafe { super::values::<$dot, N, C>(part, sums) };
             }
 
@@ -307,7 +308,7 @@ macro_rules! instruction_set {
                     pools: &Pools<'_, i8>,
                     buffers: &mut Buffers,
                 ) {
-                    // SAFETY: this function's own target features.
+                    // SAFETY: this function enables the target features.
                     unsafe { super::attend_chunk::<Here, { $fused }>(queries, tiles, task, pools, buffers) };
                 }
             }
@@ -329,7 +330,7 @@ macro_rules! instruction_set {
 
                 #[inline(always)]
                 unsafe fn scores(n: usize, n_pages: usize, keys: &Keys<'_>, queries: &[i32], scores: &mut [f32]) {
-                    // SAFETY: the caller's.
+                    // SAFETY: guaranteed by the caller.
                     match (n, n_pages) {
                         $($(($n, $m) => unsafe {
                             scores_of::<$n, { $m * LANES / <$dot>::LANES }>(keys, queries, scores);
@@ -340,7 +341,7 @@ macro_rules! instruction_set {
 
                 #[inline(always)]
                 unsafe fn values(n: usize, n_registers: usize, part: &Values<'_>, sums: &mut [f32]) {
-                    // SAFETY: the caller's.
+                    // SAFETY: guaranteed by the caller.
                     match (n, n_registers) {
                         $($(($of, $c) => unsafe { values_of::<$of, $c>(part, sums) },)*)*
                         counts => unreachable!("no kernel for {counts:?} queries and registers"),

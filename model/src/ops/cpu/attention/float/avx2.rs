@@ -17,7 +17,7 @@ use crate::ops::cpu::{
     prefetch::{prefetch, prefetch_l2},
 };
 
-/// Registers of a line of keys, or of as many dimensions.
+/// Registers for 16 keys, or for 16 dimensions.
 const HALVES: usize = 2;
 /// Values of a register.
 const EIGHT: usize = LANES / HALVES;
@@ -32,7 +32,7 @@ pub(super) unsafe fn attend<E: FloatElement>(
     pools: &Pools<'_, E>,
     outputs: &Outputs<'_>,
 ) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     unsafe { attention::attend::<Avx2<E>>(queries, task, pools, outputs) };
 }
 
@@ -49,7 +49,7 @@ impl<E: FloatElement> Kernels for Avx2<E> {
         pools: &Pools<'_, E>,
         buffers: &mut Buffers,
     ) {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         unsafe { tiled::attend_chunk::<Self, E>(queries, tiles, task, pools, buffers) };
     }
 }
@@ -146,7 +146,7 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize, const WAIT
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
     let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), task.kv_head));
-    // Prefetched meanwhile; at the end, the last tile again.
+    // Prefetched meanwhile; past the end, the last tile again.
     let last = task.last_tile();
     let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), task.kv_head));
     let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
@@ -163,7 +163,7 @@ unsafe fn score_part<E: FloatElement, const P: usize, const T: usize, const WAIT
         // SAFETY: `values` have `head_dim` values, and `lines` as many lines of 16.
         let q = |query: usize| _mm256_set1_ps(unsafe { *values[query].get_unchecked(dim) });
         let place = |n: usize| lines[n / HALVES].as_ptr().wrapping_add(dim * LANES + n % HALVES * EIGHT);
-        // SAFETY: as above, and this function's own target features.
+        // SAFETY: as above, and this function enables the target features.
         unsafe { add_products(q, place, |place, _| E::load_eight(place), &mut sums) };
     }
     for (query, sums) in sums.iter().enumerate() {
@@ -218,7 +218,7 @@ unsafe fn add_products<E, const P: usize, const T: usize>(
 #[inline]
 #[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn after<E>(mut place: *const E, sum: __m256) -> *const E {
-    // SAFETY: no instruction; both stay what they are.
+    // SAFETY: emits no instruction; both operands keep their values.
     unsafe { asm!("/* {} {} */", inout(reg) place, in(ymm_reg) sum, options(pure, nomem, nostack, preserves_flags)) };
     place
 }
@@ -243,7 +243,7 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize, const WAITS:
     for (query, sums) in sums.iter_mut().enumerate() {
         let attn_out = &attn_out[query * head_dim + from..][..n_dims];
         for (c, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
-            // SAFETY: this function's own target features.
+            // SAFETY: this function enables the target features.
             *sum = unsafe { load_some(attn_out, c * EIGHT) };
         }
     }
@@ -263,8 +263,8 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize, const WAITS:
         let at = here.start - first;
         assert!(at + here.len() <= CHUNK);
         let rows = Rows { row: rows.as_ptr(), prefetched, keys };
-        // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded,
-        // and there is a weight for each position.
+        // SAFETY: this function enables the target features; a row has `n_dims` values, a whole one those that are
+        // loaded, and there is a weight for each position.
         unsafe {
             if is_whole {
                 add_rows::<E, P, C, WAITS>(rows, head_dim, at..at + here.len(), &weights, &mut sums, |row, at| {
@@ -287,13 +287,13 @@ unsafe fn add_part<E: FloatElement, const P: usize, const C: usize, const WAITS:
     }
 }
 
-/// Rows of values to add, and what is prefetched meanwhile.
+/// Rows of values to add, and what to prefetch meanwhile.
 struct Rows<E> {
     /// The first row.
     row: *const E,
-    /// As many rows, into L1.
+    /// Rows to prefetch into L1.
     prefetched: *const E,
-    /// As many numbers into L2, if the task waits for memory.
+    /// Keys to prefetch into L2, if the task is memory-bound.
     keys: *const E,
 }
 
@@ -317,14 +317,14 @@ unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize, const WAITS:
         }
         // SAFETY: there is a weight for each position.
         let weight = |query: usize| _mm256_set1_ps(unsafe { *weights[query].get_unchecked(position) });
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         unsafe { add_products(weight, |_| row, |row, n| load(row, n * EIGHT), sums) };
         row = row.wrapping_add(stride);
         prefetched = prefetched.wrapping_add(stride);
     }
 }
 
-/// The eight values from `at` on, zeros for those beyond the end.
+/// Eight values from `at` on; 0 beyond the end.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 unsafe fn load_some<E: FloatElement>(values: &[E], at: usize) -> __m256 {
@@ -332,6 +332,6 @@ unsafe fn load_some<E: FloatElement>(values: &[E], at: usize) -> __m256 {
     let values = &values[at.min(values.len())..];
     let n = values.len().min(EIGHT);
     some[..n].copy_from_slice(&values[..n]);
-    // SAFETY: this function's own target features; the array has 8 values.
+    // SAFETY: this function enables the target features; the array has 8 values.
     unsafe { E::load_eight(some.as_ptr()) }
 }

@@ -26,7 +26,7 @@ pub(super) unsafe fn attend<E: FloatElement>(
     pools: &Pools<'_, E>,
     outputs: &Outputs<'_>,
 ) {
-    // SAFETY: this function's own target features.
+    // SAFETY: this function enables the target features.
     unsafe { attention::attend::<Avx512<E>>(queries, task, pools, outputs) };
 }
 
@@ -46,7 +46,7 @@ impl<E: FloatElement> Kernels for Avx512<E> {
         pools: &Pools<'_, E>,
         buffers: &mut Buffers,
     ) {
-        // SAFETY: this function's own target features.
+        // SAFETY: this function enables the target features.
         unsafe { tiled::attend_chunk::<Self, E>(queries, tiles, task, pools, buffers) };
     }
 }
@@ -140,7 +140,7 @@ unsafe fn score_part<E: FloatElement, const N: usize, const T: usize, const WAIT
     // Checks the slices' lengths once.
     let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), task.kv_head));
     let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
-    // Prefetched meanwhile; at the end, the last tile again.
+    // Prefetched meanwhile; past the end, the last tile again.
     let last = task.last_tile();
     let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), task.kv_head));
     let value_blocks: [&[E]; T] =
@@ -195,7 +195,7 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize, const WAITS:
     let mut sums = [[_mm512_setzero_ps(); C]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
         for (c, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
+            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask excludes values beyond the row.
             *sum = unsafe { _mm512_maskz_loadu_ps(mask(c), attn_out.wrapping_add(n * head_dim + from + c * LANES)) };
         }
     }
@@ -209,8 +209,8 @@ unsafe fn add_part<E: FloatElement, const N: usize, const C: usize, const WAITS:
             if WAITS {
                 (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch_l2(keys.as_ptr().wrapping_add(row + at)));
             }
-            // SAFETY: `row` and the `n_dims` values behind it are within the block; the mask leaves out what is
-            // beyond them. `position - first` is below the number of tiles times their length.
+            // SAFETY: `row` and the `n_dims` values after it are within the block; the mask excludes values beyond
+            // them. `position - first` is below the number of tiles times their length.
             unsafe {
                 let row = block.as_ptr().add(row);
                 let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));

@@ -48,8 +48,8 @@ impl<'a, E: FloatElement> Pools<'a, E> {
         &self.values[self.layout.block(page, kv_head)]
     }
 
-    /// The keys to prefetch while the values of `tile` are added. Where the next chunk has none, those of the last tile, which
-    /// were read already.
+    /// Keys of the next chunk, to prefetch while the values of `tile` are added. Past the end, the last tile's keys,
+    /// which are in a cache already.
     #[cfg(target_arch = "x86_64")]
     fn keys_of_next_chunk(&self, task: &Task<'_>, tile: usize) -> &'a [E] {
         self.key_block(task.page((tile + CHUNK_TILES).min(task.last_tile())), task.kv_head)

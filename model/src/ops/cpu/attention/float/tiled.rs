@@ -1,4 +1,4 @@
-//! The same sums with wide registers, for several queries and pages at a time.
+//! Attention over floats with wide registers, for several queries and pages at a time.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(super) trait Tiles<E: FloatElement> {
     /// independent chains of multiply-adds.
     fn tiles_together(n_queries: usize, n_left: usize) -> usize;
 
-    /// Dimensions of values at a time for so many queries, in lanes: 1, 2 or 4.
+    /// Registers of dimensions that are summed together for `n_queries` queries: 1, 2 or 4.
     fn lanes_together(n_queries: usize) -> usize;
 
     /// [`softmax`](super::softmax) with these instructions.
@@ -49,7 +49,7 @@ pub(super) trait Tiles<E: FloatElement> {
     );
 
     /// Adds the part's weighted values to `sums`, `[n_queries, head_dim]`: `n_lanes` lanes of dimensions from the
-    /// part's first, or what is left of them.
+    /// part's first, fewer at the end of the head.
     ///
     /// # Safety
     /// The machine has the instructions.
@@ -87,7 +87,7 @@ pub(super) const fn line<E>() -> usize {
 macro_rules! with_constants {
     ($kernel:ident::<$E:ty>, ($n:expr, $m:expr, $waits:expr), $arguments:tt, $($m_is:literal: $($n_is:literal)*;)*) => {
         match ($n, $m) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             $($(
                 ($n_is, $m_is) if $waits => unsafe { $kernel::<$E, $n_is, $m_is, true> $arguments },
                 ($n_is, $m_is) => unsafe { $kernel::<$E, $n_is, $m_is, false> $arguments },
@@ -118,13 +118,13 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
     while tile < tiles.end {
         let together = T::tiles_together(n_queries, tiles.end - tile);
         let scores = &mut scores[tile * LANES - first..];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { T::score_tiles(queries, task, pools, tile..tile + together, scores) };
         tile += together;
     }
     let rows = queries.iter().zip(scores.chunks_exact_mut(CHUNK));
     for ((query, scores), state) in rows.zip(chunk_states) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         *state = unsafe { T::softmax(&mut scores[..tiles.len() * LANES], first, query, pools.options.scale as f32) };
     }
     let [before, all_see, behind] = task.seen_of(&tiles, pools.options);
@@ -135,7 +135,7 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
         }
         widened.resize(head_dim, 0.0);
         let mut sum = WeightedSum { weights: scores, first, sums, widened };
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { T::add_some_values(&mut sum, positions, queries, task, pools) };
     };
     add_edge(before, chunk_sums);
@@ -150,7 +150,7 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
                 _ => 1,
             };
             let part = Part { first: tiles.start, tiles: part.clone(), positions: all_see.clone(), from };
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { T::add_weighted_values(&part, n_lanes, task, pools, scores, chunk_sums) };
             from += n_lanes * LANES;
         }

@@ -1,9 +1,9 @@
 //! Products of matrices that lie in slices with any strides, or are stored for inference.
 //!
-//! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever part of
-//! the product a thread computes: results do not depend on how the work is shared. With [`Precision::Bf16`], operands are
-//! rounded where they are packed. The loops are those of
-//! [BLIS](https://github.com/flame/blis): packed columns stay in a cache while rows go by.
+//! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever
+//! part of the product a thread computes: results do not depend on how the work is shared. With [`Precision::Bf16`],
+//! operands are rounded where they are packed. The loops are nested as in [BLIS](https://github.com/flame/blis): packed
+//! columns stay in a cache while the rows are multiplied.
 
 mod pack;
 #[cfg(test)]
@@ -32,7 +32,7 @@ const MAX_DEPTH: usize = 512;
 /// Values of the right operand that are packed at once.
 const MAX_PACKED: usize = 1 << 19;
 
-/// Columns that are packed together, if there are as many, however long they are.
+/// The inner dimension is cut so that this many columns, or all if there are fewer, are packed together.
 const WIDE: usize = 1024;
 
 /// Contiguous rows of the right operand that begin further apart than this many values are packed: they would lie in many
@@ -96,9 +96,9 @@ pub(super) enum RightOperand<'a> {
     View(View<'a>),
     /// A matrix in the layout of inference, in whatever format. It is widened to f32 where it is packed, so never whole.
     Stored(&'a Panels),
-    /// The transpose of such a matrix.
+    /// The transpose of a stored matrix.
     StoredTransposed(&'a Panels),
-    /// What [`Packed`] has.
+    /// Columns packed by [`Packed`], `[n_rows, n_cols]`.
     Packed(&'a [f32], [usize; 2]),
 }
 
@@ -110,7 +110,7 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    /// Replaces what it has by the columns of `matrix`.
+    /// Packs the columns of `matrix`, replacing the current ones.
     pub(super) fn pack(&mut self, matrix: View<'_>) {
         let View { n_rows, n_cols, .. } = matrix;
         self.dims = [n_rows, n_cols];
@@ -121,7 +121,7 @@ impl Packed {
         }
     }
 
-    /// Some columns, the first of which is the first of a panel.
+    /// A range of columns that starts at a panel.
     pub(super) fn columns(&self, cols: Range<usize>) -> RightOperand<'_> {
         assert!(cols.start.is_multiple_of(PANEL) && cols.end <= self.dims[1], "columns {cols:?} of {:?}", self.dims);
         RightOperand::Packed(&self.panels[cols.start * self.dims[0]..], [self.dims[0], cols.len()])
@@ -147,7 +147,8 @@ impl RightOperand<'_> {
         }
     }
 
-    /// How many panels of `n_cols` of its columns a product with `n_rows` rows reads in place, without packing.
+    /// How many panels of `n_cols` columns of this operand a product with `n_rows` rows reads in place, without
+    /// packing.
     fn n_direct(&self, n_rows: usize, n_cols: usize) -> usize {
         match self {
             Self::View(view) if view.col_stride != 1 => 0,
@@ -162,11 +163,11 @@ impl RightOperand<'_> {
 /// What a product is added to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Accumulate<'a> {
-    /// Nothing: it replaces what is in its place.
+    /// Nothing: the product replaces the target's values.
     Nothing,
     /// The values that are in its place.
     Itself,
-    /// These, in each row: as many as it has columns.
+    /// This bias, `[n_cols]`, in each row.
     Bias(&'a [f32]),
 }
 
@@ -178,7 +179,7 @@ pub(super) struct Target {
 }
 
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-// SAFETY: it is only written through by functions whose callers guarantee that nobody else does.
+// SAFETY: only functions whose callers guarantee exclusive access write through it.
 unsafe impl Sync for Target {}
 
 impl Target {
@@ -208,7 +209,7 @@ pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: RightOperand<'_
         for columns in Columns::chunks(rhs, lhs.n_rows, OperandPacking::Plain) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 columns.multiply(packed, target, lhs, [0..lhs.n_rows, 0..columns.n_panels()], plus);
             }
@@ -216,7 +217,7 @@ pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: RightOperand<'_
     });
 }
 
-/// [`product`] into a slice of the caller's own.
+/// [`product`] into the caller's slice.
 pub(super) fn product_into(
     output: &mut [f32],
     row_stride: usize,
@@ -274,7 +275,7 @@ pub(super) fn new_product_with(
     let mut output = huge_pages::with_room_for(len);
     let target = Target { start: output.as_mut_ptr(), row_stride: n };
     #[expect(unsafe_code, reason = "writes memory that has no values yet")]
-    // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
+    // SAFETY: the memory has `m` rows of `n` values, and all of them are written without being read.
     unsafe {
         by_all_threads(target, lhs, rhs, bias.map_or(Accumulate::Nothing, Accumulate::Bias), precision);
         output.set_len(len);
@@ -313,7 +314,7 @@ unsafe fn by_all_threads(
                 let rows = share(m.div_ceil(ROWS), piece / panel_pieces, row_pieces);
                 let rows = rows.start * ROWS..m.min(rows.end * ROWS);
                 let panels = share(n_panels, piece % panel_pieces, panel_pieces);
-                // SAFETY: pieces do not overlap, and each number is given once; the rest is the caller's.
+                // SAFETY: pieces do not overlap, and each number is claimed once; the caller guarantees the rest.
                 unsafe {
                     columns.multiply(packed, *target, lhs, [rows, panels], plus);
                 }
@@ -377,8 +378,8 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// All of `rhs`, as much at a time as is packed at once for `m` rows: some blocks of rows, and of these some columns.
-    /// Blocks come in order, so that sums do not depend on how much is packed.
+    /// Divides `rhs` into chunks that are packed at once for `m` rows: blocks of rows, and within each block ranges of
+    /// columns. Blocks come in order, so that sums do not depend on the size of a chunk.
     fn chunks(rhs: RightOperand<'a>, m: usize, form: OperandPacking) -> impl Iterator<Item = Columns<'a>> {
         let ([k, n], per_word) = (rhs.dims(), form.per_word());
         let unit = match rhs {
@@ -415,7 +416,7 @@ impl<'a> Columns<'a> {
         (self.n_panels() - self.n_direct) * self.panel_len()
     }
 
-    /// Packs the panel `number` places behind those that are not packed: `[n_words, PANEL]`.
+    /// Packs the panel that follows `number` panels after the packed ones: `[n_words, PANEL]`.
     fn pack(&self, number: usize, panel: &mut [f32]) {
         let first = self.cols.start + (self.n_direct + number) * PANEL;
         let (rows, cols) = (self.rows.clone(), first..self.cols.end.min(first + PANEL));
@@ -484,7 +485,8 @@ impl<'a> Columns<'a> {
                         let operands = Operands::new([n_rows, n_words], lhs, rhs, form == OperandPacking::Pairs);
                         let n_cols = PANEL.min(self.cols.len() - panel * PANEL);
                         let column = self.cols.start + panel * PANEL;
-                        // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.
+                        // SAFETY: the caller guarantees the rows and columns, and no panel is wider than the remaining
+                        // columns.
                         unsafe {
                             let place = target.start.add(row * target.row_stride + column);
                             let added = match plus {

@@ -10,16 +10,16 @@ use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout
 /// Prefetch distance in lines, where the lines to copy are not contiguous.
 const LINES_AHEAD: usize = 16;
 
-/// Prefetch distance in values of each row, where rows are transposed: there are more rows than the hardware prefetches
-/// by itself.
+/// Prefetch distance, in values of each row, for transposing: there are more rows than the hardware prefetcher can
+/// follow.
 #[cfg(target_arch = "x86_64")]
 const VALUES_AHEAD: usize = 64;
 
 /// Lines of f32 that are rounded at a time.
 const LINES: usize = 64;
 
-/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with anything behind the last
-/// column. As [`OperandPacking::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
+/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, undefined after the last column.
+/// As [`OperandPacking::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 after the last row.
 pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<PANEL>(panel, matrix.transposed(), form);
 }
@@ -62,8 +62,8 @@ pub(super) fn pack_stored_rows(
     }
 }
 
-/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`OperandPacking::Pairs`] `[n_cols / 2, STEP]`.
-/// What is behind the last row is not used.
+/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`OperandPacking::Pairs`]
+/// `[n_cols / 2, STEP]`. Values after the last row are not used.
 pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, form: OperandPacking) {
     pack_as::<STEP>(packed, matrix, form);
 }
@@ -127,7 +127,7 @@ unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; 
         mem::transmute,
     };
     const { assert!(WIDTH.is_multiple_of(16)) };
-    // The lower half of `halves` has the values of `low`, the upper half those of `high`: takes one of each in turn.
+    // The lower half of `halves` has the values of `low`, the upper half the values of `high`: interleaves them.
     let turns: [u16; 32] = array::from_fn(|n| (n / 2 + n % 2 * 16) as u16);
     for first in (0..WIDTH).step_by(16) {
         // SAFETY: 16 values from `first` on are in each array; vectors of bf16 and of integers have the same size, and
@@ -142,7 +142,7 @@ unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; 
     }
 }
 
-/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, with anything behind the last row.
+/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, undefined after the last row.
 fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     let View { values, n_rows, n_cols, row_stride, col_stride } = matrix;
     let lines = &mut packed.as_chunks_mut::<WIDTH>().0[..n_cols];
@@ -151,7 +151,7 @@ fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
             let from = &values[n * col_stride..];
             let ahead = from.as_ptr().wrapping_add(LINES_AHEAD * col_stride);
             (0..WIDTH).step_by(16).for_each(|first| prefetch(ahead.wrapping_add(first)));
-            // A whole line is one copy, although what is behind the last row may belong to something else.
+            // Copies a whole line, although values after the last row may belong to something else.
             match from.first_chunk::<WIDTH>() {
                 Some(from) => *line = *from,
                 None => {
@@ -205,7 +205,7 @@ fn pack_blocks<const WIDTH: usize, const BLOCK: usize>(
     blocks.len() * BLOCK
 }
 
-/// Puts 8 values of each row of `from`, at most 8, into column `first` and those behind it of 8 lines.
+/// Puts 8 values of each row of `from`, at most 8 rows, into columns `first ..` of 8 lines.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 #[target_feature(enable = "avx2")]
@@ -247,7 +247,7 @@ unsafe fn transpose_8<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WID
     }
 }
 
-/// Puts 16 values of each row of `from`, at most 16, into column `first` and those behind it of 16 lines.
+/// Puts 16 values of each row of `from`, at most 16 rows, into columns `first ..` of 16 lines.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 #[target_feature(enable = "avx512f")]

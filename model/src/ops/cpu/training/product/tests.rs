@@ -27,7 +27,7 @@ const SHAPES: &[[usize; 3]] = &[
     [24, 1100, 65],
     [3, 40, 700],
     [200, 520, 96],
-    // Of the right operand, only some rows are packed at a time.
+    // Only some rows of the right operand are packed at a time.
     [14, 20_000, 70],
 ];
 
@@ -169,7 +169,7 @@ fn product_into_a_column_range_leaves_other_columns_alone() {
     }
 }
 
-/// In all formats, as `[k, n]`, both as it is stored and transposed, with the sums of the same matrix in f32.
+/// In all formats, as `[k, n]`, stored and transposed, compared with the sums of the same matrix in f32.
 #[test]
 fn product_with_stored_panels_matches_the_same_f32_matrix() {
     for level in every_isa() {

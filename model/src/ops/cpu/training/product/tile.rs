@@ -26,8 +26,8 @@ const AHEAD: usize = 16;
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 16;
 
-/// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column
-/// `c` of the right one `rhs[k * rhs_step + c]`. A word is one f32, or the bits of two bf16.
+/// Operands of a tile: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, word `k` of column
+/// `c` of the right operand is `rhs[k * rhs_step + c]`. A word is one f32, or two bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     lhs: &'a [f32],
@@ -37,12 +37,13 @@ pub(super) struct Operands<'a> {
     rhs_step: usize,
     n_rows: usize,
     depth: usize,
-    /// Two bf16 to a word. Only for machines with such products.
+    /// Words have two bf16 each. Only for machines with products of bf16.
     are_pairs: bool,
 }
 
 impl<'a> Operands<'a> {
-    /// `n_rows` rows of `depth` words each: the left operand with its two strides, the right one with its own.
+    /// `n_rows` rows of `depth` words each: the left operand with its strides of rows and words, the right one with its
+    /// stride of words.
     ///
     /// # Panics
     /// When a slice ends before its operand does, or for more than [`ROWS`] rows.
@@ -64,19 +65,19 @@ impl<'a> Operands<'a> {
     #[inline(always)]
     fn from(self, row: usize, column: usize) -> Self {
         let n_rows = self.n_rows - row;
-        // Without anything to multiply, the slices may be empty.
+        // If the inner dimension is 0, the slices may be empty.
         let (row, column) = if self.depth == 0 { (0, 0) } else { (row, column) };
         Self { lhs: &self.lhs[row * self.lhs_row..], rhs: &self.rhs[column..], n_rows, ..self }
     }
 }
 
-/// Where the products of a tile go: rows of `stride` values behind `start`, which are replaced by the sums and what is
-/// `added` to them.
+/// Where the products of a tile go: rows `stride` values apart from `start` on, which are replaced by the sums plus
+/// `added`.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     pub(super) start: *mut f32,
     pub(super) stride: usize,
-    /// Rows with a stride of their own; may be the output's.
+    /// Rows to add, with their own stride; may be the output itself.
     pub(super) added: Option<(*const f32, usize)>,
 }
 
@@ -95,25 +96,25 @@ impl Output {
 /// Puts the products of `n_cols` (at most [`PANEL`]) columns into `output`.
 ///
 /// # Safety
-/// The rows and columns of the output are valid for writes, and those of the matrix that is added for reads. No other thread
-/// writes them.
+/// The rows and columns of the output are valid for writes, and those of `added` for reads. No other thread writes
+/// them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { if n_cols == PANEL { whole_tile(operands, output) } else { part_of_tile(operands, output, n_cols) } }
 }
 
-/// The first `n_cols` columns. On its own, so that nothing of it slows down whole tiles.
+/// The first `n_cols` columns. A separate function, so that it does not slow down whole tiles.
 #[inline(never)]
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
 unsafe fn part_of_tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     let mut sums = [[0.0; PANEL]; ROWS];
-    // SAFETY: the output is an array of as many rows and columns.
+    // SAFETY: the output is an array with at least these rows and columns.
     unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
     for (row, sums) in sums.iter().enumerate().take(operands.n_rows) {
         let output = output.from(row, 0);
         for (column, sum) in sums.iter().enumerate().take(n_cols) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let added = output.added.map_or(0.0, |(added, _)| *added.add(column));
                 output.start.add(column).write(added + sum);
@@ -124,7 +125,7 @@ unsafe fn part_of_tile(operands: Operands<'_>, output: Output, n_cols: usize) {
 
 #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
 unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
-    // SAFETY: `isa` and `has_fast_bf16_products` found the instructions; the rest is the caller's.
+    // SAFETY: `isa` and `has_fast_bf16_products` found the instructions; the caller guarantees the rest.
     unsafe {
         match isa() {
             #[cfg(target_arch = "x86_64")]
@@ -141,9 +142,10 @@ unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
     }
 }
 
-/// Kernels for an instruction set with registers of `$lanes` words, one for each number of rows `$n`, so that the compiler
-/// keeps all sums in registers; `$most` is the largest. A kernel computes as many columns as two registers have. `$step` adds
-/// the products of a row's word, in all lanes, and the words of `$lanes` columns to their sums.
+/// Kernels for an instruction set with registers of `$lanes` words, one for each number of rows `$n`, so that the
+/// compiler keeps all sums in registers; `$most` is the largest `$n`. A kernel computes as many columns as two
+/// registers have. `$step` adds the products of a row's word, in all lanes, and the words of `$lanes` columns to their
+/// sums.
 #[cfg(target_arch = "x86_64")]
 macro_rules! kernels {
     (
@@ -177,7 +179,7 @@ macro_rules! kernels {
                         let (operands, output) =
                             (operands.from(of_part.start, column), output.from(of_part.start, column));
                         match of_part.len() {
-                            // SAFETY: this function's own target features; the rest is the caller's.
+                            // SAFETY: this function enables the target features; the caller guarantees the rest.
                             $($n => unsafe {
                                 if is_packed {
                                     rows::<$n, true>(operands, output);
@@ -220,7 +222,7 @@ macro_rules! kernels {
                 }
                 for (row, sums) in sums.into_iter().enumerate() {
                     for (register, sum) in sums.into_iter().enumerate() {
-                        // SAFETY: the caller's.
+                        // SAFETY: guaranteed by the caller.
                         unsafe {
                             let output = output.from(row, $lanes * register);
                             let sum = match output.added {
@@ -245,7 +247,7 @@ macro_rules! kernels {
                 if PREFETCHES {
                     (0..WIDTH).step_by(LINE).for_each(|word| prefetch(rhs.wrapping_add(AHEAD * rhs_step + word)));
                 }
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 let columns = unsafe { [$load(rhs), $load(rhs.add($lanes))] };
                 for (row, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: as above.
@@ -296,7 +298,7 @@ unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, outp
         let mut row = 0;
         while row < operands.n_rows {
             let rest = operands.from(row, column);
-            // SAFETY: rows and columns of the caller's.
+            // SAFETY: the caller guarantees these rows and columns.
             row += unsafe {
                 let output = output.from(row, column);
                 match rest.n_rows {
@@ -331,7 +333,7 @@ unsafe fn half_tile<const FUSED: bool, const N: usize>(operands: Operands<'_>, o
     }
     for (row, mut sums) in sums.into_iter().enumerate() {
         let output = output.from(row, 0);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if let Some((added, _)) = output.added {
                 let added = *added.cast::<Half>();
