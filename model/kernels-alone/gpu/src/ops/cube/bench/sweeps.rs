@@ -137,8 +137,7 @@ pub fn products(gpu: &Gpu, is_tiny: bool, visit: Visit<'_>) -> anyhow::Result<()
                 };
                 let Plan { m: rows, n: columns, k: terms, .. } = plan;
                 let planes = [plan.rows, plan.columns].map(|n| n * plan.fragment);
-                let name =
-                    format!("{m}x{n}x{k} {precision_name} tile={rows}x{columns}x{terms} plane={planes:?}");
+                let name = format!("{m}x{n}x{k} {precision_name} tile={rows}x{columns}x{terms} plane={planes:?}");
                 let (values, weights) = (gpu.period(), weights.clone());
                 let work = [4 * (m * k + n * k + m * n), m * n * k];
                 let case = Case::new(name, work, run).with_error(move |found| weights.error(&values, found, m));
