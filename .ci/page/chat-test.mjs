@@ -205,6 +205,7 @@ pageTest("Chat: effort and budget of thinking are sent, a preset keeps them, and
   assert.deepEqual({ reasoning_effort, thinking_token_budget, temperature }, { reasoning_effort: "low", thinking_token_budget: 40, temperature: 0 });
   await shoot("thinking");
   await page.reload();
+  await page.locator(".message").nth(1).waitFor();
   assert.equal(await page.getByLabel("Thinking budget").inputValue(), "40");
   assert.equal(await page.getByLabel("Thinking effort").inputValue(), '"low"');
   await page.getByRole("tab", { name: "Complete" }).click();

@@ -185,7 +185,7 @@ impl Gpt {
     /// autodiff, which is added here.
     ///
     /// # Errors
-    /// [`Error::Param`](crate::error::Error::Param) if the adapter updates matrices that the model does not have, or
+    /// [`Error::Param`] if the adapter updates matrices that the model does not have, or
     /// that have other sizes.
     pub fn with_lora(self, adapter: &LoraValues, dropout: f64, trains: Training) -> Result<Self> {
         let device = self.device();
@@ -218,7 +218,7 @@ impl Gpt {
     /// The values of the adapter, if the model has one. Reads them off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
+    /// [`Error::Execution`] if the device cannot be read.
     pub fn lora(&self) -> Result<Option<LoraValues>> {
         let linears = self.linears().into_iter();
         let found = linears.filter_map(|(path, linear)| Some(linear.lora()?.read().map(|update| (path, update))));

@@ -79,8 +79,9 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
 /// Writes the files of `gpt` to a staged folder, as [`save`] does. One tensor is in memory at a time.
 ///
 /// # Errors
-/// [`Error::Io`] if a file cannot be written; [`Error::Execution`] if the device cannot be read; [`Error::Config`] if
-/// the requested class is unknown or cannot express the architecture.
+/// [`Error::Io`](crate::error::Error::Io) if a file cannot be written;
+/// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read;
+/// [`Error::Config`](crate::error::Error::Config) if the requested class is unknown or cannot express the architecture.
 pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
