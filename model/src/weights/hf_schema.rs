@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     architectures::{Architecture, OWN_CLASS, architectures, known_architectures, refused, wrappers::wrapper_classes},
     config_json::Fields,
-    own_classifier::SEQUENCE_CLASS,
+    own_classifier::{SEQUENCE_CLASS, TOKEN_CLASS},
     packed::{Method, described},
     tensor_names::TensorNames,
 };
@@ -42,7 +42,8 @@ impl HfSchema {
         let is_head = |known: &Architecture| {
             let of_type = class.and_then(|class| class.strip_suffix(SEQUENCE_CLASS));
             let is_like_text = |name: &str| known.class.strip_suffix(TEXT_CLASSES[0]) == Some(name);
-            of_type.is_some_and(|name| known.is_encoder() || is_like_text(name))
+            let is_for_tokens = class.is_some_and(|class| class.ends_with(TOKEN_CLASS));
+            is_for_tokens && known.is_encoder() || of_type.is_some_and(|name| known.is_encoder() || is_like_text(name))
         };
         let is_for_text =
             class.is_none_or(|class| !class.contains("For") || TEXT_CLASSES.iter().any(|kind| class.contains(kind)));

@@ -35,7 +35,7 @@ use crate::{
 pub(super) const SEQUENCE_CLASS: &str = "ForSequenceClassification";
 
 /// How the names of classes for the single tokens of a text end.
-const TOKEN_CLASS: &str = "ForTokenClassification";
+pub(super) const TOKEN_CLASS: &str = "ForTokenClassification";
 
 /// How the names of the classes without a head end.
 const BASE_CLASS: &str = "Model";

@@ -11,12 +11,16 @@ use hearth_model::{
     config::GptConfig,
     gpt::{ROUTED, param_specs},
     ops,
-    weights::model_dir,
 };
 
 use crate::{
     config::{Algorithm, TrainConfig},
-    run::{adapter::frozen_bytes, learner::LossGradients, optim::matrices_of, tree_sum::TreeSum},
+    run::{
+        adapter::{self, frozen_bytes},
+        learner::LossGradients,
+        optim::matrices_of,
+        tree_sum::TreeSum,
+    },
 };
 
 /// The resources that a run needs. Values are f32.
@@ -105,7 +109,8 @@ impl Estimate {
         let is_cpu = *device == Device::flex();
         let adapter = match (&config.lora, &config.model.init) {
             (Some(lora), Some(base)) => {
-                let n_values = lora.n_values(gpt, model_dir::load_class(base).ok())?;
+                let class = adapter::class_of(base, config.objective.objective().trains_vectors());
+                let n_values = lora.n_values(gpt, class.ok())?;
                 let frozen_bytes = if is_cpu { frozen_bytes(base, gpt, lora)? } else { 4 * gpt.n_params() as u64 };
                 Some(AdapterSize { n_values, rank: lora.r, frozen_bytes })
             }

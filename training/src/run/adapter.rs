@@ -112,12 +112,8 @@ pub(crate) fn load(
         LoadOptions { device: device.clone().autodiff(), dtype: Some(Dtype::F32) }
     };
     let gpt = model_dir::load_gpt(base, &options)?;
-    let (gpt, class) = match trains_vectors {
-        // As a whole model that learns vectors is saved: without a head for masked tokens.
-        true => (gpt.without_mlm_head(), encoder_files::load_class_without_head(base)),
-        false => (gpt, model_dir::load_class(base)),
-    };
-    let class = class.ok().map(str::to_owned);
+    let gpt = if trains_vectors { gpt.without_mlm_head() } else { gpt };
+    let class = class_of(base, trains_vectors).ok().map(str::to_owned);
     let gpt_config = gpt.config().clone();
     let model = AdapterModel::new(&gpt_config, class.as_deref())?;
     let absolute =
@@ -130,6 +126,14 @@ pub(crate) fn load(
     };
     let gpt = gpt.with_lora(&adapter.values, lora.dropout, Training::Yes)?;
     Ok(Adapted { gpt, saved: SavedAdapter { config: adapter.config, class } })
+}
+
+/// The class whose names an adapter of the model `base` has. A model that learns vectors has no head for masked tokens.
+///
+/// # Errors
+/// `base` has no configuration of a supported model.
+pub(crate) fn class_of(base: &Path, trains_vectors: bool) -> hearth_model::Result<&'static str> {
+    if trains_vectors { encoder_files::load_class_without_head(base) } else { model_dir::load_class(base) }
 }
 
 impl SavedAdapter {

@@ -288,9 +288,18 @@ pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingPa
         "samplers" => string_list(value).and_then(|names| chain(&names).ok()).as_ref() == Some(&advised.samplers),
         _ => *value == Value::Bool(false),
     };
-    let choices = ["mirostat", "samplers", "use_beam_search", "stochastic_beam_search"];
-    let is_plain = choices.iter().all(|name| fields.get(name).is_none_or(|value| is_plain(name, value)));
-    if is_plain { advised } else { SamplingParams::default() }
+    let is_plain = |name: &str| fields.get(name).is_none_or(|value| is_plain(name, value));
+    match (["mirostat", "samplers", "stochastic_beam_search"].into_iter().all(is_plain), is_plain("use_beam_search")) {
+        (true, true) => advised,
+        // What excludes or penalizes tokens holds for the most likely answers too.
+        (true, false) => SamplingParams {
+            repetition_penalty: advised.repetition_penalty,
+            no_repeat_ngram_size: advised.no_repeat_ngram_size,
+            bad_words: advised.bad_words,
+            ..SamplingParams::default()
+        },
+        (false, _) => SamplingParams::default(),
+    }
 }
 
 /// Tokenizes each word at the start of a line and after a space: most vocabularies have different tokens for these.
