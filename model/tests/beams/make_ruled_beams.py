@@ -64,7 +64,8 @@ def case(seed, width, max_tokens, length_penalty, early_stopping, **rules):
 cases = [
     case(13, 4, 9, 1.0, False, no_repeat_ngram_size=2),
     case(2, 4, 8, 1.5, False, repetition_penalty=1.7),
-    case(3, 3, 8, 1.0, False, bad_words_ids=[[3], [4, 5], [1, 7]]),
+    # Here a word does not begin in the prompt, as in vLLM: none of these begins with its token.
+    case(3, 3, 8, 1.0, False, bad_words_ids=[[3], [4, 5], [2, 4]]),
     case(4, 4, 9, 1.5, True, suppress_tokens=[2, 6], no_repeat_ngram_size=1),
     case(5, 5, 7, 1.0, "never", repetition_penalty=1.3, no_repeat_ngram_size=3, bad_words_ids=[[8, 9], [10]]),
 ]
