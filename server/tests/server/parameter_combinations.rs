@@ -162,12 +162,17 @@ async fn model_sampling_defaults_apply_only_to_plain_sampling() {
         json!({ "temperature": 0.5, "top_k": 3, "repetition_penalty": 1.1 }),
         json!({ "mirostat": 2 }),
         json!({ "samplers": ["min_p"], "min_p": 0.1 }),
-        json!({ "use_beam_search": true, "best_of": 3 }),
+        json!({ "use_beam_search": true, "best_of": 3, "repetition_penalty": 1 }),
         json!({ "stochastic_beam_search": true, "best_of": 3 }),
     ] {
         let body = with(&base, &fields);
         assert_eq!(text(advising.complete(body.clone()).await), text(plain.complete(body).await), "{fields}");
     }
+    // Penalties hold under beam search too, as in `transformers`.
+    let beams = with(&base, &json!({ "use_beam_search": true, "best_of": 3 }));
+    let penalized = text(plain.complete(with(&beams, &json!({ "repetition_penalty": 1.5 }))).await);
+    assert_eq!(text(advising.complete(beams.clone()).await), penalized);
+    assert_ne!(text(plain.complete(beams).await), penalized);
     // Neutral values do not select another strategy: the defaults still apply.
     for fields in [
         json!({ "mirostat": 0 }),

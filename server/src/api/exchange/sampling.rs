@@ -280,8 +280,8 @@ fn chain(names: &[String]) -> hearth_model::Result<Vec<ChainStep>> {
 }
 
 /// The defaults for a request: the model's own, or neutral ones if the request sets another decoding strategy or
-/// sampler order. The model's parameters could contradict a strategy that the request chose. Values that disable a
-/// strategy do not count.
+/// sampler order. The model's parameters could contradict a strategy that the request chose. Beam search keeps those
+/// that exclude or penalize tokens. Values that disable a strategy do not count.
 pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingParams {
     let is_plain = |name: &str, value: &Value| match name {
         "mirostat" => value.as_f64() == Some(0.0),
